@@ -13,8 +13,8 @@ use vitivirt_machine::observed::Deletion;
 use vitivirt_runtime::watch::{Cache, Change};
 
 use crate::{
-    cache::{MachineEntry, NetworkEntry, PvcEntry, VmEntry, in_namespace},
-    mac_addresses::{Mac, MacAddresses, MachineInterface, segment},
+    cache::{MachineEntry, NetworkEntry, PvcEntry, VmEntry, VmiEntry, in_namespace},
+    mac_addresses::{MacAddresses, claims, segment},
 };
 
 #[derive(Default)]
@@ -27,67 +27,74 @@ pub(crate) struct Index {
     pub(crate) deletions: Deletions,
 }
 
+/// The caches that show which addresses the Machines ask for, and which their VMs and guests have.
+#[derive(Clone)]
+pub(crate) struct MacSources {
+    pub(crate) machines: Cache<MachineEntry>,
+    pub(crate) networks: Cache<NetworkEntry>,
+    pub(crate) vms: Cache<VmEntry>,
+    pub(crate) vmis: Cache<VmiEntry>,
+}
+
 impl Index {
-    pub(crate) fn subscribe(
-        self: &Arc<Self>,
-        machines: &Cache<MachineEntry>,
-        networks: &Cache<NetworkEntry>,
-        vms: &Cache<VmEntry>,
-        pvcs: &Cache<PvcEntry>,
-    ) {
-        let index = self.clone();
-        let (on_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
-        machines.subscribe(move |change| {
+    pub(crate) fn subscribe(self: &Arc<Self>, sources: &MacSources, pvcs: &Cache<PvcEntry>) {
+        let (index, from) = (self.clone(), sources.clone());
+        sources.machines.subscribe(move |change| {
             index.network_users.machine_changed(change);
-            index.update_macs(&change.key, &on_machines, &on_networks, &on_vms);
+            index.update_macs(&change.key, &from);
             index.deletions.machine_changed(change);
         });
-        let index = self.clone();
-        let (on_machines, on_networks, on_vms) = (machines.clone(), networks.clone(), vms.clone());
-        networks.subscribe(move |change| {
-            let name = in_namespace(&change.key, change.key.name());
-            for (key, _) in on_machines.by_index(MachineEntry::BY_NETWORK, &name) {
-                index.update_macs(&key, &on_machines, &on_networks, &on_vms);
-            }
-        });
-        let index = self.clone();
-        let on_vms = vms.clone();
-        vms.subscribe(move |change| index.mac_addresses.vm_changed(&change.key, &has_in_vm(&on_vms)));
+        let (index, from) = (self.clone(), sources.clone());
+        sources.networks.subscribe(move |change| index.network_changed(change, &from));
+        let (index, from) = (self.clone(), sources.clone());
+        sources.vms.subscribe(move |change| index.update_macs(&change.key, &from));
+        let (index, from) = (self.clone(), sources.clone());
+        sources.vmis.subscribe(move |change| index.update_macs(&change.key, &from));
         let index = self.clone();
         pvcs.subscribe(move |change| index.pvcs.pvc_changed(change));
     }
 
+    /// The addresses on a network move to another segment with it.
+    fn network_changed(&self, change: &Change<NetworkEntry>, sources: &MacSources) {
+        let segment = |network: &Option<Arc<NetworkEntry>>| segment_with(&change.key, network.as_deref());
+        let (old, new) = (segment(&change.old), segment(&change.new));
+        if old == new {
+            return;
+        }
+        // A Machine that reads the network at this moment may still see the old one.
+        let on_old_segment = {
+            let _order = self.mac_order.lock();
+            self.mac_addresses.on_segment(change.key.namespace().unwrap_or_default(), old)
+        };
+        on_old_segment.iter().for_each(|key| self.update_macs(key, sources));
+    }
+
     /// A Machine that is being deleted keeps its addresses until its VM is gone. Changes of several caches arrive at the same
     /// time. Each of them reads the present state, one after the other, so the last one sees all of them.
-    fn update_macs(
-        &self,
-        key: &ObjectKey,
-        machines: &Cache<MachineEntry>,
-        networks: &Cache<NetworkEntry>,
-        vms: &Cache<VmEntry>,
-    ) {
+    fn update_macs(&self, key: &ObjectKey, sources: &MacSources) {
         let _order = self.mac_order.lock();
-        let machine = machines.get(key);
-        let interfaces = machine.as_ref().map(|machine| &*machine.interfaces).unwrap_or_default();
-        let address = |interface: &MachineInterface| (segment_of(key, &interface.network, networks), interface.mac);
-        let addresses = interfaces.iter().map(address).collect();
-        let created = machine.as_ref().map_or(0, |machine| machine.created);
-        self.mac_addresses.set(key, created, addresses, &has_in_vm(vms));
+        let Some(machine) = sources.machines.get(key) else {
+            self.mac_addresses.set(key, 0, &[]);
+            return;
+        };
+        let (vm, vmi) = (sources.vms.get(key), sources.vmis.get(key));
+        let in_vm = vm.iter().flat_map(|vm| &vm.interfaces);
+        let held = in_vm.chain(vmi.iter().flat_map(|vmi| &vmi.interfaces));
+        let claims = claims(&machine.interfaces, held, |network| segment_of(key, network, &sources.networks));
+        self.mac_addresses.set(key, machine.created, &claims);
     }
 }
 
 /// The segment of a network in the namespace of `key`.
 pub(crate) fn segment_of(key: &ObjectKey, network: &str, networks: &Cache<NetworkEntry>) -> u64 {
-    let configuration = networks.get(&key.sibling(network));
-    segment(
-        key.namespace().unwrap_or_default(),
-        network,
-        configuration.as_ref().and_then(|network| network.bridge_and_vlan()),
-    )
+    let key = key.sibling(network);
+    segment_with(&key, networks.get(&key).as_deref())
 }
 
-fn has_in_vm(vms: &Cache<VmEntry>) -> impl Fn(&ObjectKey, Mac) -> bool + use<'_> {
-    |key, mac| vms.get(key).is_some_and(|vm| vm.macs.contains(&mac))
+/// The segment of the network with this key. `configuration`: its NetworkConfiguration.
+fn segment_with(key: &ObjectKey, configuration: Option<&NetworkEntry>) -> u64 {
+    let bridge = configuration.and_then(NetworkEntry::bridge_and_vlan);
+    segment(key.namespace().unwrap_or_default(), key.name(), bridge)
 }
 
 /// How many Machines name a NetworkConfiguration, by `namespace/name`. A Machine that is being deleted does not count.
@@ -223,7 +230,113 @@ mod tests {
     use vitivirt_runtime::watch::WriteObserver;
 
     use super::*;
-    use crate::router::testing::{caches, change, key, machine, pvc, restored_pvc};
+    use crate::{
+        cache::Caches,
+        router::testing::{caches, change, key, machine, pvc, restored_pvc},
+    };
+
+    const MAC: &str = "52:54:00:12:34:ab";
+
+    /// A Machine on network net.
+    fn json_machine(name: &str, version: u32, spec: &Value) -> Value {
+        json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {
+                "name": name, "namespace": "ns", "uid": name, "resourceVersion": version.to_string(),
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": spec,
+        })
+    }
+
+    fn on_net(mac: &str) -> Value {
+        json!({"template": "small", "networks": [{"name": "a", "networkName": "net", "macAddress": mac}]})
+    }
+
+    /// The spec of a VMI on network net.
+    fn guest_spec(mac: &str) -> Value {
+        json!({
+            "domain": {"devices": {"interfaces": [{"name": "a", "macAddress": mac, "bridge": {}}]}},
+            "networks": [{"name": "a", "multus": {"networkName": "net"}}],
+        })
+    }
+
+    fn kubevirt_object(kind: &str, name: &str, version: u32, spec: &Value, phase: &str) -> Value {
+        json!({
+            "apiVersion": "kubevirt.io/v1", "kind": kind,
+            "metadata": {
+                "name": name, "namespace": "ns", "uid": format!("{kind}-{name}"), "resourceVersion": version.to_string(),
+                "labels": {"vitistack.io/managed-by": "kubevirt-operator", "vitistack.io/machine": name},
+            },
+            "spec": spec, "status": {"phase": phase},
+        })
+    }
+
+    fn vm(name: &str, version: u32, mac: &str) -> Value {
+        let template = json!({"template": {"spec": guest_spec(mac)}});
+        kubevirt_object("VirtualMachine", name, version, &template, "")
+    }
+
+    fn vmi(name: &str, version: u32, mac: &str, phase: &str) -> Value {
+        kubevirt_object("VirtualMachineInstance", name, version, &guest_spec(mac), phase)
+    }
+
+    /// Which Machine has [`MAC`], as another one sees it.
+    fn owner(caches: &Caches) -> Option<String> {
+        let asking = serde_json::from_value(json_machine("other", 1, &on_net(MAC))).unwrap();
+        let resolved = vitivirt_machine::resolve::resolve(&asking).unwrap();
+        let segment = |network: &str| segment_of(&key("other"), network, &caches.networks);
+        caches.index.mac_addresses.in_use(&key("other"), &resolved, &segment).into_values().next()
+    }
+
+    /// A Machine that runs with [`MAC`], and another one that asks for it.
+    fn running_and_other() -> Caches {
+        let caches = caches();
+        caches.networks.on_written(&network(1, "br1"));
+        caches.machines.on_written(&json_machine("running", 1, &on_net(MAC)));
+        caches.vms.on_written(&vm("running", 1, MAC));
+        caches.vmis.on_written(&vmi("running", 1, MAC, "Running"));
+        caches.machines.on_written(&json_machine("other", 1, &on_net(MAC)));
+        assert_eq!(owner(&caches).as_deref(), Some("running"));
+        caches
+    }
+
+    #[tokio::test]
+    async fn a_guest_keeps_its_address_until_it_restarts_with_another_one() {
+        const NEXT: &str = "52:54:00:12:34:ac";
+        let caches = running_and_other();
+        caches.machines.on_written(&json_machine("running", 2, &on_net(NEXT)));
+        assert_eq!(owner(&caches).as_deref(), Some("running"), "the VM has it");
+        caches.vms.on_written(&vm("running", 2, NEXT));
+        assert_eq!(owner(&caches).as_deref(), Some("running"), "the guest has it");
+        let _ = caches.index.mac_addresses.take_changed();
+        caches.vmis.on_written(&vmi("running", 2, MAC, "Succeeded"));
+        assert_eq!((owner(&caches), caches.index.mac_addresses.take_changed()), (None, vec![key("other")]));
+    }
+
+    #[tokio::test]
+    async fn a_machine_whose_spec_becomes_invalid_keeps_the_address_of_its_vm_and_guest() {
+        let caches = running_and_other();
+        let mut invalid = on_net(MAC);
+        invalid["template"] = "huge".into();
+        caches.machines.on_written(&json_machine("running", 2, &invalid));
+        assert_eq!(owner(&caches).as_deref(), Some("running"));
+        caches.vms.on_deleted(&key("running"), "VirtualMachine-running");
+        assert_eq!(owner(&caches).as_deref(), Some("running"), "the guest is shutting down");
+        caches.vmis.on_deleted(&key("running"), "VirtualMachineInstance-running");
+        assert_eq!(owner(&caches), None);
+    }
+
+    #[tokio::test]
+    async fn addresses_move_with_their_network_to_another_segment() {
+        let caches = running_and_other();
+        // The network is only in the VM and the guest.
+        caches.machines.on_written(&json_machine("running", 2, &json!({"template": "small"})));
+        caches.networks.on_written(&network(2, "br2"));
+        assert_eq!(owner(&caches).as_deref(), Some("running"));
+        assert_eq!(caches.index.mac_addresses.on_segment("ns", segment("ns", "net", Some(("br2", None)))).len(), 2);
+        assert!(caches.index.mac_addresses.on_segment("ns", segment("ns", "net", Some(("br1", None)))).is_empty());
+    }
 
     fn network(version: u32, bridge: &str) -> Value {
         json!({
@@ -239,11 +352,11 @@ mod tests {
         const ROUNDS: u32 = 500;
         let caches = caches();
         let machine = |name: &str, version: u32| {
-            json!({
-                "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
-                "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": version.to_string()},
-                "spec": {"template": "small", "networks": [{"name": "a", "networkName": "net"}]},
-            })
+            json_machine(
+                name,
+                version,
+                &json!({"template": "small", "networks": [{"name": "a", "networkName": "net"}]}),
+            )
         };
         let others = 8;
         (0..others).for_each(|number| caches.machines.on_written(&machine(&format!("a{number}"), 1)));
@@ -292,13 +405,13 @@ mod tests {
     #[test]
     fn a_deletion_as_an_orphan_is_remembered_when_the_finalizer_is_gone() {
         let deletions = Deletions::default();
-        let deleted = |object: &mut serde_json::Value| {
+        let deleted = |object: &mut Value| {
             object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         };
         let (live, cascade) = (machine(|_| {}), machine(deleted));
         let orphan = machine(|object| {
             deleted(object);
-            object["metadata"]["finalizers"] = serde_json::json!(["orphan"]);
+            object["metadata"]["finalizers"] = json!(["orphan"]);
         });
         assert_eq!(deletions.of(&key("a")), Deletion::Unknown);
         deletions.machine_changed(&change("a", None, Some(&cascade)));

@@ -2,12 +2,14 @@
 //! VLAN, so an address belongs to a segment and not to a network of one namespace. The operator and the commands `plan`
 //! and `render` share this decision.
 //!
-//! A Machine whose VM has the address keeps it, whichever other Machine asks for it. Of several others the oldest gets
-//! it. The index keeps the owner, so a reconcile reads one entry, however many Machines ask for one address.
+//! A Machine whose VM or guest has the address keeps it, whichever other Machine asks for it, and also after its spec has
+//! changed or became invalid: a guest keeps the address until it restarts. Of several others the oldest gets it. The
+//! index keeps the owner, so a reconcile reads one entry, however many Machines ask for one address.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
+    mem,
 };
 
 use parking_lot::Mutex;
@@ -17,7 +19,7 @@ use vitivirt_machine::resolve::Resolved;
 /// A MAC address as a number.
 pub(crate) type Mac = u64;
 
-/// An interface of a Machine.
+/// An interface of a Machine, of its VM or of its guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MachineInterface {
     pub(crate) network: Box<str>,
@@ -34,58 +36,78 @@ struct Claimant {
 /// The segment, by its hash, and the address.
 pub(crate) type Address = (u64, Mac);
 
+/// An address that a Machine asks for or has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    address: Address,
+    /// Its VM or its guest has the address.
+    held: bool,
+}
+
+/// The addresses that the spec of a Machine asks for, and those that its VM and its guest have.
+pub(crate) fn claims<'a>(
+    asked: &'a [MachineInterface],
+    held: impl IntoIterator<Item = &'a MachineInterface>,
+    segment: impl Fn(&str) -> u64,
+) -> Box<[Claim]> {
+    let address = |interface: &MachineInterface| (segment(&interface.network), interface.mac);
+    let mut all: BTreeMap<Address, bool> = asked.iter().map(|interface| (address(interface), false)).collect();
+    all.extend(held.into_iter().map(|interface| (address(interface), true)));
+    all.into_iter().map(|(address, held)| Claim { address, held }).collect()
+}
+
 #[derive(Default)]
 pub(crate) struct MacAddresses(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    claims: HashMap<Address, Claims>,
-    /// The addresses that each Machine asks for, as they are in `claims`.
-    machines: HashMap<ObjectKey, (i64, Box<[Address]>)>,
+    owners: HashMap<Address, Claimants>,
+    /// The addresses of each Machine, as they are in `owners`.
+    machines: Machines,
     /// Machines that got an address or lost it.
     changed: Vec<ObjectKey>,
 }
 
+/// The creation time and the addresses of each Machine.
+type Machines = BTreeMap<ObjectKey, (i64, Box<[Claim]>)>;
+
 /// Nearly every address has one claimant.
-enum Claims {
+enum Claimants {
     One(Claimant),
     Many { claimants: BTreeSet<Claimant>, owner: Claimant },
 }
 
 impl MacAddresses {
-    /// A Machine asks for these addresses, and for no others. `has_in_vm` reports whether the VM of a Machine has one.
-    pub(crate) fn set(
-        &self,
-        key: &ObjectKey,
-        created: i64,
-        addresses: Box<[Address]>,
-        has_in_vm: &dyn Fn(&ObjectKey, Mac) -> bool,
-    ) {
-        let mut state = self.0.lock();
-        let old = state.machines.remove(key);
+    /// A Machine has or asks for these addresses, and for no others.
+    pub(crate) fn set(&self, key: &ObjectKey, created: i64, claims: &[Claim]) {
+        let state = &mut *self.0.lock();
+        if state.machines.get(key).is_some_and(|have| (have.0, &*have.1) == (created, claims)) {
+            return;
+        }
+        let old = match claims.is_empty() {
+            true => state.machines.remove(key),
+            false => state.machines.insert(key.clone(), (created, claims.into())),
+        };
         let claimant = Claimant { created, key: key.clone() };
         if let Some((old_created, old)) = old {
             let old_claimant = Claimant { created: old_created, key: key.clone() };
-            for address in old.iter().filter(|address| old_claimant != claimant || !addresses.contains(address)) {
-                state.remove(*address, &old_claimant, has_in_vm);
+            let stays = |old: &Claim| old_claimant == claimant && claims.iter().any(|new| new.address == old.address);
+            for left in old.iter().filter(|old| !stays(old)) {
+                state.remove(left.address, &old_claimant);
             }
         }
-        for address in &addresses {
-            state.add(*address, &claimant, has_in_vm);
-        }
-        if !addresses.is_empty() {
-            state.machines.insert(key.clone(), (created, addresses));
+        for claim in claims {
+            state.add(claim.address, &claimant);
         }
     }
 
-    /// The addresses of the VM of this Machine may have changed.
-    pub(crate) fn vm_changed(&self, key: &ObjectKey, has_in_vm: &dyn Fn(&ObjectKey, Mac) -> bool) {
-        let mut state = self.0.lock();
-        let Some((created, addresses)) = state.machines.get(key).cloned() else { return };
-        let claimant = Claimant { created, key: key.clone() };
-        for address in addresses {
-            state.choose(address, &claimant, has_in_vm);
-        }
+    /// The Machines of a namespace that have or ask for an address on a segment.
+    pub(crate) fn on_segment(&self, namespace: &str, segment: u64) -> Vec<ObjectKey> {
+        let state = self.0.lock();
+        let in_namespace = state.machines.range(ObjectKey::namespaced(namespace, "")..);
+        let in_namespace = in_namespace.take_while(|(key, _)| key.namespace() == Some(namespace));
+        let found = in_namespace.filter(|(_, (_, claims))| claims.iter().any(|claim| claim.address.0 == segment));
+        found.map(|(key, _)| key.clone()).collect()
     }
 
     /// The addresses of a Machine that another one has, by network and address, with the name of that Machine.
@@ -107,8 +129,8 @@ impl MacAddresses {
 
     /// The Machine that has an address which this one asks for, if it is another one.
     fn other_owner(&self, key: &ObjectKey, address: Address) -> Option<ObjectKey> {
-        match self.0.lock().claims.get(&address)? {
-            Claims::Many { owner, .. } if owner.key != *key => Some(owner.key.clone()),
+        match self.0.lock().owners.get(&address)? {
+            Claimants::Many { owner, .. } if owner.key != *key => Some(owner.key.clone()),
             _ => None,
         }
     }
@@ -121,60 +143,70 @@ impl MacAddresses {
 
     /// The Machines that got or lost an address since the last call.
     pub(crate) fn take_changed(&self) -> Vec<ObjectKey> {
-        std::mem::take(&mut self.0.lock().changed)
+        mem::take(&mut self.0.lock().changed)
     }
 }
 
 impl State {
-    fn add(&mut self, address: Address, new: &Claimant, has_in_vm: &dyn Fn(&ObjectKey, Mac) -> bool) {
-        match self.claims.get_mut(&address) {
-            None => _ = self.claims.insert(address, Claims::One(new.clone())),
-            Some(Claims::One(only)) if only == new => {}
-            Some(claims) => {
-                match claims {
-                    Claims::One(only) => {
+    fn add(&mut self, address: Address, new: &Claimant) {
+        match self.owners.get_mut(&address) {
+            None => _ = self.owners.insert(address, Claimants::One(new.clone())),
+            Some(Claimants::One(only)) if only == new => {}
+            Some(found) => {
+                match found {
+                    Claimants::One(only) => {
                         let claimants = [only.clone(), new.clone()].into();
-                        *claims = Claims::Many { claimants, owner: only.clone() };
+                        *found = Claimants::Many { claimants, owner: only.clone() };
                     }
-                    Claims::Many { claimants, .. } => _ = claimants.insert(new.clone()),
+                    Claimants::Many { claimants, .. } => _ = claimants.insert(new.clone()),
                 }
-                self.choose(address, new, has_in_vm);
+                self.choose(address, new);
             }
         }
     }
 
-    /// Whether `new` replaces the owner: it has the address in its VM and the owner has not, or neither has and it is
+    /// Whether another claimant replaces an owner that does not hold the address: one that holds it, or `new`, if that is
     /// older.
-    fn choose(&mut self, address: Address, new: &Claimant, has_in_vm: &dyn Fn(&ObjectKey, Mac) -> bool) {
-        let Some(Claims::Many { owner, .. }) = self.claims.get_mut(&address) else { return };
-        if owner == new || has_in_vm(&owner.key, address.1) {
+    fn choose(&mut self, address: Address, new: &Claimant) {
+        let Some(Claimants::Many { claimants, owner }) = self.owners.get_mut(&address) else { return };
+        let holds = |claimant: &&Claimant| holds(&self.machines, claimant, address);
+        if holds(&&*owner) {
             return;
         }
-        if has_in_vm(&new.key, address.1) || new < owner {
-            self.changed.extend([owner.key.clone(), new.key.clone()]);
-            *owner = new.clone();
+        let next = match owner == new {
+            true => claimants.iter().find(holds),
+            false => Some(new).filter(|new| holds(new) || *new < owner),
+        };
+        if let Some(next) = next.cloned() {
+            self.changed.extend([owner.key.clone(), next.key.clone()]);
+            *owner = next;
         }
     }
 
-    fn remove(&mut self, address: Address, old: &Claimant, has_in_vm: &dyn Fn(&ObjectKey, Mac) -> bool) {
-        match self.claims.get_mut(&address) {
-            Some(Claims::One(only)) if only == old => _ = self.claims.remove(&address),
-            Some(Claims::Many { claimants, owner }) => {
+    fn remove(&mut self, address: Address, old: &Claimant) {
+        match self.owners.get_mut(&address) {
+            Some(Claimants::One(only)) if only == old => _ = self.owners.remove(&address),
+            Some(Claimants::Many { claimants, owner }) => {
                 claimants.remove(old);
                 if owner == old {
-                    let in_vm = claimants.iter().find(|other| has_in_vm(&other.key, address.1));
-                    let Some(next) = in_vm.or(claimants.first()).cloned() else { return };
+                    let holder = claimants.iter().find(|other| holds(&self.machines, other, address));
+                    let Some(next) = holder.or(claimants.first()).cloned() else { return };
                     self.changed.push(next.key.clone());
                     *owner = next;
                 }
                 if claimants.len() == 1 {
                     let only = owner.clone();
-                    self.claims.insert(address, Claims::One(only));
+                    self.owners.insert(address, Claimants::One(only));
                 }
             }
             _ => {}
         }
     }
+}
+
+fn holds(machines: &Machines, claimant: &Claimant, address: Address) -> bool {
+    let claims = machines.get(&claimant.key).map(|(_, claims)| &**claims).unwrap_or_default();
+    claims.iter().any(|claim| claim.held && claim.address == address)
 }
 
 /// The hash of the layer-2 segment that a network of a namespace is on. `bridge`: the bridge and VLAN of its
@@ -211,8 +243,10 @@ mod tests {
 
     impl Test {
         fn set(&self, name: &str, created: i64, asks: bool) {
-            let addresses: Box<[Address]> = if asks { [ADDRESS].into() } else { Box::default() };
-            self.macs.set(&key(name), created, addresses, &|key, _| self.in_vm.contains(&key.name()));
+            let interface = || MachineInterface { network: "net".into(), mac: ADDRESS.1 };
+            let asked: Vec<MachineInterface> = asks.then(interface).into_iter().collect();
+            let held: Vec<MachineInterface> = self.in_vm.contains(&name).then(interface).into_iter().collect();
+            self.macs.set(&key(name), created, &claims(&asked, &held, |_| ADDRESS.0));
         }
 
         fn owner(&self, of: &str) -> Option<String> {
@@ -238,7 +272,7 @@ mod tests {
         test.set("old", 1, false);
         assert_eq!((test.owner("young"), test.changed()), (None, vec!["young".to_owned()]));
         test.set("young", 2, false);
-        assert!(test.macs.0.lock().claims.is_empty() && test.macs.0.lock().machines.is_empty());
+        assert!(test.macs.0.lock().owners.is_empty() && test.macs.0.lock().machines.is_empty());
     }
 
     #[test]
@@ -256,8 +290,43 @@ mod tests {
         test.set("a", 1, true);
         test.set("b", 2, true);
         test.in_vm = vec!["b"];
-        test.macs.vm_changed(&key("b"), &|key, _| key.name() == "b");
+        test.set("b", 2, true);
         assert_eq!((test.owner("a").as_deref(), test.changed()), (Some("b"), vec!["a".to_owned(), "b".to_owned()]));
+    }
+
+    #[test]
+    fn a_machine_keeps_the_address_that_its_guest_has_and_its_spec_does_not_ask_for() {
+        let mut test = test(&["running"]);
+        test.set("running", 1, true);
+        test.set("other", 2, true);
+        test.set("running", 1, false);
+        assert_eq!((test.owner("other").as_deref(), test.changed()), (Some("running"), Vec::new()));
+        test.in_vm.clear();
+        test.set("running", 1, false);
+        assert_eq!((test.owner("other"), test.changed()), (None, vec!["other".to_owned()]));
+    }
+
+    /// Two guests have the address, because both were created when the operator did not see the other one.
+    #[test]
+    fn a_guest_that_has_the_address_gets_it_when_that_of_the_owner_is_gone() {
+        let mut test = test(&["a", "b"]);
+        test.set("a", 1, true);
+        test.set("b", 2, true);
+        assert_eq!((test.owner("b").as_deref(), test.owner("a")), (Some("a"), None));
+        test.in_vm = vec!["b"];
+        test.set("a", 1, true);
+        assert_eq!((test.owner("a").as_deref(), test.owner("b")), (Some("b"), None));
+    }
+
+    #[test]
+    fn machines_are_found_by_segment_and_namespace() {
+        let test = test(&["b"]);
+        test.set("a", 1, true);
+        test.set("b", 1, false);
+        assert_eq!(test.macs.on_segment("ns", ADDRESS.0), [key("a"), key("b")]);
+        assert!(
+            test.macs.on_segment("ns", ADDRESS.0 + 1).is_empty() && test.macs.on_segment("n", ADDRESS.0).is_empty()
+        );
     }
 
     /// Each of thousands of Machines with one address costs the same, and enqueues no other.

@@ -10,7 +10,7 @@ use k8s_openapi::{
 use kube::core::DynamicObject;
 use serde_json::Value;
 use vitivirt_api::{
-    machine::{MANAGED_BY, PrintableStatus, VmiPhase},
+    machine::{MANAGED_BY, POD_NETWORK, PrintableStatus, VmiPhase},
     text::truncate,
 };
 use vitivirt_machine::{
@@ -24,7 +24,7 @@ use super::{
     compact::{CompressedJson, Labels},
     owned::{controller_index, creation_seconds, has_owners},
 };
-use crate::mac_addresses::{Mac, mac_number};
+use crate::mac_addresses::{MachineInterface, mac_number};
 
 const MESSAGE_LIMIT: usize = 1024;
 const NAME_LIMIT: usize = 253;
@@ -57,8 +57,7 @@ pub(crate) struct VmEntry {
     restart_required: bool,
     failure: Option<Box<str>>,
     other_managers: Box<[Box<str>]>,
-    /// The MAC addresses of its interfaces.
-    pub(crate) macs: Box<[Mac]>,
+    pub(crate) interfaces: Box<[MachineInterface]>,
 }
 
 impl VmEntry {
@@ -71,7 +70,7 @@ impl VmEntry {
             has_owners: has_owners(&vm.metadata),
             labels: Labels::from_metadata(&vm.metadata),
             generation: vm.metadata.generation.unwrap_or_default(),
-            macs: macs(&spec),
+            interfaces: interfaces(spec.pointer("/template/spec").unwrap_or(&Value::Null)),
             spec: CompressedJson::from_value(&spec).empty_if_longer_than(VM_SPEC_LIMIT),
             deleting: vm.metadata.deletion_timestamp.is_some(),
             status: string_at(status, "/printableStatus").unwrap_or_default().into(),
@@ -155,10 +154,19 @@ fn migration_sources(status: &Value) -> Box<[(Box<str>, Box<str>)]> {
     sources.take(MAX_VOLUMES).collect()
 }
 
-fn macs(spec: &Value) -> Box<[Mac]> {
-    let interfaces = spec.pointer("/template/spec/domain/devices/interfaces").and_then(Value::as_array);
-    let addresses = interfaces.into_iter().flatten().filter_map(|interface| string_at(interface, "/macAddress"));
-    addresses.take(MAX_ADDRESSES).map(mac_number).collect()
+/// The interfaces of a VMI's spec, or of a VM's template, with their MAC addresses.
+fn interfaces(spec: &Value) -> Box<[MachineInterface]> {
+    let network = |name: &str| {
+        let network = array_items(spec, "networks").find(|network| string_at(network, "/name") == Some(name))?;
+        let configuration = string_at(network, "/multus/networkName").map(|name| truncate(name, NAME_LIMIT).into());
+        configuration.or_else(|| network.get("pod").map(|_| POD_NETWORK.into()))
+    };
+    let devices = spec.pointer("/domain/devices").unwrap_or(&Value::Null);
+    let interfaces = array_items(devices, "interfaces").filter_map(|interface| {
+        let mac = mac_number(string_at(interface, "/macAddress")?);
+        Some(MachineInterface { network: network(string_at(interface, "/name")?)?, mac })
+    });
+    interfaces.take(MAX_ADDRESSES).collect()
 }
 
 /// Whether another status follows without a change of the VM.
@@ -191,6 +199,8 @@ pub(crate) struct VmiEntry {
     created: i64,
     /// The start of its last complete migration, in seconds since 1970.
     migrated: Option<i64>,
+    /// None, if its guest has ended.
+    pub(crate) interfaces: Box<[MachineInterface]>,
 }
 
 impl VmiEntry {
@@ -199,8 +209,11 @@ impl VmiEntry {
         let (spec, status) = (part("spec"), part("status"));
         let unschedulable = condition(status, "PodScheduled", "False")
             .filter(|condition| string_at(condition, "/reason") == Some("Unschedulable"));
+        let phase = string_at(status, "/phase").unwrap_or_default().into();
+        let has_ended = matches!(phase, VmiPhase::Succeeded | VmiPhase::Failed);
         Self {
-            phase: string_at(status, "/phase").unwrap_or_default().into(),
+            phase,
+            interfaces: if has_ended { Box::default() } else { interfaces(spec) },
             node: string_at(status, "/nodeName")
                 .filter(|node| !node.is_empty())
                 .map(|node| truncate(node, NAME_LIMIT).into()),

@@ -52,7 +52,7 @@ pub(crate) struct MachineEntry {
     pub(crate) orphans: bool,
     /// NetworkConfigurations that it refers to.
     pub(crate) networks: Box<[Box<str>]>,
-    /// Its interfaces with their MAC addresses, set or derived. An invalid Machine has none.
+    /// The interfaces of its spec with their MAC addresses, set or derived. An invalid spec has none.
     pub(crate) interfaces: Box<[MachineInterface]>,
     /// The creation time in seconds.
     pub(crate) created: i64,

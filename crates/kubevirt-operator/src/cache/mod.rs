@@ -40,7 +40,7 @@ pub(crate) use self::{
     machine::{MachineEntry, in_namespace, interfaces},
     owned::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry},
 };
-use crate::index::Index;
+use crate::index::{Index, MacSources};
 
 /// Handles to the caches. Clones share the content.
 #[derive(Clone)]
@@ -105,7 +105,9 @@ impl Caches {
         let (api, config) = (scope.dynamic(&of), optional(of_a_machine, &of));
         let vmis = watches.add("virtualmachineinstances", &of, api, config, &[], VmiEntry::project);
         let index = Arc::new(Index::default());
-        index.subscribe(&machines, &networks, &vms, &pvcs);
+        let sources =
+            MacSources { machines: machines.clone(), networks: networks.clone(), vms: vms.clone(), vmis: vmis.clone() };
+        index.subscribe(&sources, &pvcs);
         let kinds = watches.kinds();
         Self { machines, networks, classes, secrets, pvcs, attachments, imports, vms, vmis, crds, kinds, index }
     }

@@ -26,7 +26,10 @@ use serde_json::Value;
 use tokio::{sync::OnceCell, time::sleep};
 use vitivirt_api::{
     ApiResource, ErrorClass, ObjectKey, Target,
-    machine::{Adoption, LABEL_MACHINE_UID, Machine, NetworkConfiguration, POD_NETWORK},
+    machine::{
+        Adoption, LABEL_MACHINE, LABEL_MACHINE_UID, LABEL_MANAGED_BY, MANAGED_BY, Machine, NetworkConfiguration,
+        POD_NETWORK,
+    },
     reason,
     resources::{
         import_source_resource, network_attachment_resource, virtual_machine_instance_resource,
@@ -51,8 +54,9 @@ use super::{
     files::{Files, placeholder_uid},
     neighbours::{Bridge, Neighbour, Neighbours},
 };
-use crate::cache::{
-    AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry, VmiEntry, entry,
+use crate::{
+    cache::{AttachmentEntry, ClassEntry, ImportEntry, NetworkEntry, PvcEntry, SecretEntry, VmEntry, VmiEntry, entry},
+    mac_addresses::MachineInterface,
 };
 
 pub(crate) struct ClusterReader {
@@ -65,9 +69,14 @@ pub(crate) struct ClusterReader {
     warnings: Mutex<Vec<String>>,
     /// The Machines of each namespace that was listed.
     by_namespace: Mutex<BTreeMap<String, Arc<[Machine]>>>,
-    /// The Machines and networks of all namespaces, or why the user cannot list them.
+    /// The Machines of each namespace, with the interfaces of their VMs and guests.
+    neighbours_by_namespace: Mutex<BTreeMap<String, Neighbours>>,
+    /// The Machines, networks, VMs and guests of all namespaces, or why the user cannot list them.
     all_namespaces: OnceCell<Result<Neighbours, String>>,
 }
+
+/// The interfaces of a VM or a VMI.
+type HeldInterfaces = (ObjectKey, Box<[MachineInterface]>);
 
 /// The objects of one page of a list.
 const PAGE: u32 = 500;
@@ -100,13 +109,14 @@ impl<V> Lookup<V> {
 
 impl ClusterReader {
     pub(crate) fn new(client: Client) -> Self {
-        let executor = Executor::new(client.clone(), vitivirt_api::machine::MANAGED_BY);
+        let executor = Executor::new(client.clone(), MANAGED_BY);
         Self {
             executor,
             client,
             unreadable: Mutex::default(),
             warnings: Mutex::default(),
             by_namespace: Mutex::default(),
+            neighbours_by_namespace: Mutex::default(),
             all_namespaces: OnceCell::new(),
         }
     }
@@ -189,16 +199,18 @@ impl ClusterReader {
         }
     }
 
-    /// Every object of a kind, which may not be served. The inner error says why the user cannot list them.
+    /// The selected objects of a kind, which may not be served. The inner error says why the user cannot list them.
     async fn list_all<T>(
         &self,
         api: &Api<DynamicObject>,
         resource: ApiResource,
+        selected: ListParams,
         project: impl Fn(DynamicObject) -> Option<T>,
     ) -> Result<Result<Vec<T>, String>> {
         let target = Target::new(resource, ObjectKey::cluster(""));
         let (mut found, mut failed) = (Vec::new(), 0);
-        let mut parameters = ListParams::default().limit(PAGE);
+        let first_page = selected.limit(PAGE);
+        let mut parameters = first_page.clone();
         loop {
             let page = match api.list(&parameters).await {
                 Ok(page) => page,
@@ -214,7 +226,7 @@ impl ClusterReader {
                     if failure.class == ErrorClass::Conflict {
                         // The continue token has expired.
                         found.clear();
-                        parameters = ListParams::default().limit(PAGE);
+                        parameters = first_page.clone();
                     }
                     sleep(failure.retry_after.unwrap_or(RETRY)).await;
                     continue;
@@ -312,21 +324,58 @@ impl ClusterReader {
         let has_bridge = resolved.networks.iter().any(|network| network.configuration().is_some());
         let mut neighbours = match has_bridge {
             true => self.neighbours(observed.namespace(), of_namespace).await?,
-            false => machines_of(of_namespace),
+            false => self.neighbours_in(observed.namespace(), of_namespace).await?,
         };
         neighbours.add_networks_of(observed);
         files.add_to_neighbours(&mut neighbours);
-        let rivals = neighbours.rivals(&observed.id.key());
-        if rivals.is_empty() {
-            return Ok(BTreeMap::new());
+        Ok(neighbours.macs_in_use(observed))
+    }
+
+    /// The Machines of a namespace, with the interfaces of their VMs and guests.
+    async fn neighbours_in(&self, namespace: &str, machines: &[Machine]) -> Result<Neighbours> {
+        if let Some(known) = self.neighbours_by_namespace.lock().get(namespace) {
+            return Ok(known.clone());
         }
-        for key in rivals {
-            let vm = self.find_or_warn(virtual_machine_resource(), key.clone(), VmEntry::project).await?;
-            if let Lookup::Object(vm) = vm {
-                neighbours.add_vm(key, vm.value.macs.clone());
+        let mut neighbours = Neighbours::default();
+        for machine in machines {
+            neighbours.add_machine(ObjectKey::from_metadata(&machine.metadata), Neighbour::new(machine, 0));
+        }
+        match self.held_interfaces(Some(namespace)).await? {
+            Ok(held) => {
+                held.iter().for_each(|(key, interfaces)| neighbours.add_held(key.clone(), interfaces));
+                self.neighbours_by_namespace.lock().insert(namespace.to_owned(), neighbours.clone());
+            }
+            Err(failure) => {
+                let assumption = "they are the addresses in the specs of the Machines";
+                self.warn("the MAC addresses of the VirtualMachines of the namespace", &failure, assumption);
             }
         }
-        Ok(neighbours.macs_in_use(observed))
+        Ok(neighbours)
+    }
+
+    /// The interfaces of the VMs of Machines, and of their guests, which may differ until they restart.
+    async fn held_interfaces(&self, namespace: Option<&str>) -> Result<Result<Vec<HeldInterfaces>, String>> {
+        let of = |resource: &ApiResource| -> Api<DynamicObject> {
+            match namespace {
+                Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
+                None => Api::all_with(self.client.clone(), resource),
+            }
+        };
+        let key = |object: &DynamicObject| ObjectKey::from_metadata(&object.metadata);
+        let resource = virtual_machine_resource();
+        let ours = ListParams::default().labels(&format!("{LABEL_MANAGED_BY}={MANAGED_BY}"));
+        let vm = |object: DynamicObject| Some((key(&object), VmEntry::project(object).interfaces));
+        let mut held = match self.list_all(&of(&resource), resource, ours, vm).await? {
+            Ok(vms) => vms,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let resource = virtual_machine_instance_resource();
+        let of_a_machine = ListParams::default().labels(LABEL_MACHINE);
+        let vmi = |object: DynamicObject| Some((key(&object), VmiEntry::project(object).interfaces));
+        Ok(self.list_all(&of(&resource), resource, of_a_machine, vmi).await?.map(|vmis| {
+            held.extend(vmis);
+            held
+        }))
     }
 
     /// The Machines and networks of all namespaces. With a warning those of one namespace, if the user cannot list more.
@@ -337,9 +386,9 @@ impl ClusterReader {
         };
         let what = "the MAC addresses of Machines in other namespaces";
         self.warn(what, failure, "none of them is an address of this Machine");
-        let mut neighbours = machines_of(of_namespace);
+        let mut neighbours = self.neighbours_in(namespace, of_namespace).await?;
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &networks_resource());
-        match self.list_all(&api, networks_resource(), network).await? {
+        match self.list_all(&api, networks_resource(), ListParams::default(), network).await? {
             Ok(networks) => networks.into_iter().for_each(|(key, bridge)| neighbours.add_network(key, bridge)),
             Err(failure) => {
                 let assumption = "no other one names the same bridge and VLAN";
@@ -361,18 +410,23 @@ impl ClusterReader {
             Some((key, Neighbour::new(&machine.ok()?, 0)))
         };
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        let machines = match self.list_all(&api, resource, machine).await? {
+        let machines = match self.list_all(&api, resource, ListParams::default(), machine).await? {
             Ok(machines) => machines,
             Err(failure) => return Ok(Err(failure)),
         };
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &networks_resource());
-        let networks = match self.list_all(&api, networks_resource(), network).await? {
+        let networks = match self.list_all(&api, networks_resource(), ListParams::default(), network).await? {
             Ok(networks) => networks,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let held = match self.held_interfaces(None).await? {
+            Ok(held) => held,
             Err(failure) => return Ok(Err(failure)),
         };
         let mut neighbours = Neighbours::default();
         machines.into_iter().for_each(|(key, machine)| neighbours.add_machine(key, machine));
         networks.into_iter().for_each(|(key, bridge)| neighbours.add_network(key, bridge));
+        held.into_iter().for_each(|(key, interfaces)| neighbours.add_held(key, &interfaces));
         Ok(Ok(neighbours))
     }
 
@@ -493,14 +547,6 @@ impl ClusterReader {
         let bytes = secret.data.and_then(|mut data| data.remove(&source.key));
         Ok(bytes.map_or(SourceView::KeyMissing, |bytes| SourceView::Read(SecretBytes(bytes.0))))
     }
-}
-
-fn machines_of(machines: &[Machine]) -> Neighbours {
-    let mut neighbours = Neighbours::default();
-    for machine in machines {
-        neighbours.add_machine(ObjectKey::from_metadata(&machine.metadata), Neighbour::new(machine, 0));
-    }
-    neighbours
 }
 
 fn networks_resource() -> ApiResource {

@@ -8,18 +8,18 @@ use vitivirt_machine::{Observed, observed::NetworkView};
 
 use crate::{
     cache::interfaces,
-    mac_addresses::{Address, Mac, MacAddresses, MachineInterface, segment},
+    mac_addresses::{MacAddresses, MachineInterface, claims, segment},
 };
 
 /// The creation time of Machines that do not exist yet. They are younger than all others.
 const NEW: i64 = i64::MAX / 2;
 
-/// Machines that ask for addresses, the networks of their namespaces, and their VMs.
+/// Machines that ask for addresses, the networks of their namespaces, and the interfaces of their VMs and guests.
 #[derive(Clone, Default)]
 pub(super) struct Neighbours {
     machines: BTreeMap<ObjectKey, Neighbour>,
     networks: BTreeMap<ObjectKey, Bridge>,
-    vms: BTreeMap<ObjectKey, Box<[Mac]>>,
+    held: BTreeMap<ObjectKey, Vec<MachineInterface>>,
 }
 
 #[derive(Clone)]
@@ -50,8 +50,9 @@ impl Neighbours {
         self.networks.insert(key, bridge);
     }
 
-    pub(super) fn add_vm(&mut self, key: ObjectKey, macs: Box<[Mac]>) {
-        self.vms.insert(key, macs);
+    /// The interfaces of the VM of a Machine, or of its guest.
+    pub(super) fn add_held(&mut self, key: ObjectKey, interfaces: &[MachineInterface]) {
+        self.held.entry(key).or_default().extend_from_slice(interfaces);
     }
 
     /// The networks that a Machine names.
@@ -62,35 +63,17 @@ impl Neighbours {
         }
     }
 
-    /// The Machines that ask for an address of this one, and this one itself. Empty if there is no other.
-    pub(super) fn rivals(&self, key: &ObjectKey) -> Vec<ObjectKey> {
-        let Some(own) = self.machines.get(key) else { return Vec::new() };
-        let own = self.addresses(key, own);
-        let asks = |(key, machine): &(&ObjectKey, &Neighbour)| {
-            machine.interfaces.iter().any(|interface| own.contains(&self.address(key, interface)))
-        };
-        let asking: Vec<ObjectKey> = self.machines.iter().filter(asks).map(|(key, _)| key.clone()).collect();
-        if asking.iter().all(|asking| asking == key) { Vec::new() } else { asking }
-    }
-
     /// The addresses of a Machine that another one has, by network and address, with the name of that Machine.
     pub(super) fn macs_in_use(&self, observed: &Observed) -> BTreeMap<(String, String), String> {
         let key = observed.id.key();
         let Ok(resolved) = &observed.resolved else { return BTreeMap::new() };
-        let has_in_vm = |key: &ObjectKey, mac| self.vms.get(key).is_some_and(|macs| macs.contains(&mac));
         let decided = MacAddresses::default();
         for (key, machine) in &self.machines {
-            decided.set(key, machine.created, self.addresses(key, machine), &has_in_vm);
+            let held = self.held.get(key).into_iter().flatten();
+            let claims = claims(&machine.interfaces, held, |network| self.segment(key, network));
+            decided.set(key, machine.created, &claims);
         }
         decided.in_use(&key, resolved, &|network| self.segment(&key, network))
-    }
-
-    fn addresses(&self, key: &ObjectKey, machine: &Neighbour) -> Box<[Address]> {
-        machine.interfaces.iter().map(|interface| self.address(key, interface)).collect()
-    }
-
-    fn address(&self, key: &ObjectKey, interface: &MachineInterface) -> Address {
-        (self.segment(key, &interface.network), interface.mac)
     }
 
     fn segment(&self, key: &ObjectKey, network: &str) -> u64 {
@@ -122,6 +105,10 @@ mod tests {
             "spec": {"template": "small", "networks": networks},
         }))
         .unwrap()
+    }
+
+    fn interface(network: &str, mac: &str) -> MachineInterface {
+        MachineInterface { network: network.into(), mac: mac_number(mac) }
     }
 
     fn on(network: &str, mac: &str) -> Value {
@@ -170,8 +157,22 @@ mod tests {
         let (old, running) =
             (machine("ns", "old", OLD, &on("prod", MAC)), machine("ns", "run", YOUNG, &on("prod", MAC)));
         let mut all = neighbours(&[&old, &running]);
-        all.add_vm(ObjectKey::namespaced("ns", "run"), [mac_number(MAC)].into());
+        all.add_held(ObjectKey::namespaced("ns", "run"), &[interface("prod", MAC)]);
         assert_eq!((in_use(&all, &old).as_deref(), in_use(&all, &running)), (Some("run"), None));
+    }
+
+    #[test]
+    fn a_guest_keeps_an_address_that_its_machine_does_not_ask_for() {
+        let edited = machine("ns", "run", OLD, &on("prod", "52:54:00:12:34:ac"));
+        let mut broken = edited.clone();
+        broken.spec.template = Some("huge".to_owned());
+        let planned = machine("ns", "new", None, &on("prod", MAC));
+        for running in [edited, broken] {
+            let mut all = neighbours(&[&running, &planned]);
+            assert_eq!(in_use(&all, &planned), None);
+            all.add_held(ObjectKey::namespaced("ns", "run"), &[interface("prod", MAC)]);
+            assert_eq!(in_use(&all, &planned).as_deref(), Some("run"));
+        }
     }
 
     #[test]
@@ -201,21 +202,10 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_machine_has_no_address() {
+    fn an_invalid_machine_without_a_vm_has_no_address() {
         let mut broken = machine("ns", "old", OLD, &on("prod", MAC));
         broken.spec.template = Some("huge".to_owned());
         let young = machine("ns", "young", YOUNG, &on("prod", MAC));
         assert_eq!(owners(&broken, &young).1, None);
-    }
-
-    #[test]
-    fn only_machines_that_ask_for_the_same_address_are_rivals() {
-        let (old, young) =
-            (machine("ns", "old", OLD, &on("prod", MAC)), machine("b", "young", YOUNG, &on("same", MAC)));
-        let other = machine("ns", "other", OLD, &on("prod", "52:54:00:12:34:ac"));
-        let all = neighbours(&[&old, &young, &other]);
-        let rivals = |namespace: &str, name: &str| all.rivals(&ObjectKey::namespaced(namespace, name));
-        assert_eq!(rivals("ns", "old"), [ObjectKey::namespaced("b", "young"), ObjectKey::namespaced("ns", "old")]);
-        assert!(rivals("ns", "other").is_empty());
     }
 }

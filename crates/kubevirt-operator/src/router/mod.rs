@@ -250,8 +250,9 @@ impl EventRouter {
     }
 
     /// When a VMI changes, enqueue the Machine of the same name, because phase, Ready and addresses follow the VMI;
-    /// debounced for intermediate states.
+    /// debounced for intermediate states. Also enqueue the Machines that got a MAC address that its guest had.
     fn vmi_changed(&self, change: &Change<VmiEntry>) {
+        self.enqueue_mac_changes();
         match (&change.old, &change.new) {
             (Some(old), Some(new)) if old.is_intermediate(new) => self.enqueue_debounced(change.key.clone()),
             (None, Some(new)) if new.is_intermediate(new) => self.enqueue_debounced(change.key.clone()),

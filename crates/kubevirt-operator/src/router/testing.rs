@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 use vitivirt_api::{
     ObjectKey,
     machine::{ANNOTATION_DISK, LABEL_MACHINE, LABEL_MACHINE_UID},
 };
-use tokio_util::sync::CancellationToken;
 use vitivirt_runtime::{
     health::Health,
     watch::{Change, Watches},

@@ -21,8 +21,8 @@ use vitivirt_lab::{
 
 use crate::{
     machine_test::{
-        MACHINE_PATIENCE, MachineTest, check_diagnosis, create_crds, foreign_vm, in_namespace, machine, operator_user,
-        phase, ready_reason,
+        MACHINE_PATIENCE, MachineTest, check_diagnosis, create_crds, foreign_vm, in_namespace, is_observed, machine,
+        operator_user, phase, ready_reason,
     },
     poll::poll_until,
     replica::{ACCOUNT, start_leader},
@@ -331,6 +331,21 @@ async fn two_namespaces_on_one_vlan_do_not_share_a_mac_address(_: Arc<SharedLabs
     check_diagnosis(&older, &[mac, "victim"])?;
     let victim = machines.get("victim").await?;
     ensure!(ready_reason(&victim) == Some("Running"), "{:?}", victim.status);
+
+    // The guest keeps its address until it restarts with another one, and also when the spec becomes invalid.
+    let edited = on("mac-a", "52:54:00:12:34:58");
+    for template in ["small", "unknown"] {
+        let edit = json!({"spec": {"template": template, "networks": edited.get("networks")}});
+        machines.patch("victim", &PatchParams::default(), &Patch::Merge(edit)).await?;
+        let is_observed = |machine: Option<&Machine>| machine.is_some_and(is_observed);
+        lab.wait("the edit", MACHINE_PATIENCE, machines.clone(), "victim", is_observed).await?;
+    }
+    // Nothing happens to the Machines that wait for the address.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for (namespace, name) in [("mac-a", "older"), ("mac-b", "thief")] {
+        let waiting = wait(namespace, name, "MacAddressInUse").await?.context("the Machine does not exist")?;
+        check_diagnosis(&waiting, &[mac])?;
+    }
     let thief: Api<Machine> = Api::namespaced(lab.client(), "mac-b");
     thief.delete("thief", &DeleteParams::default()).await?;
     machines.delete("victim", &DeleteParams::default()).await?;
