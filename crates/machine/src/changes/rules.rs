@@ -160,7 +160,8 @@ pub const RULES: &[ChangeRule] = &[
         "metadata.labels",
         ChangeKind::Any,
         Effect::Restart,
-        "all objects get the labels immediately, except the VMI and its pod, which get them at the next start",
+        "the operator copies cluster.vitistack.io/cluster-name and no other label: to the VMI and its pod at the next start, to \
+         the other objects immediately",
     ),
     rule(
         "metadata.finalizers",
