@@ -33,7 +33,10 @@ pub(super) fn storage(observed: &Observed, assessment: &Assessment) -> (Conditio
         return not_evaluated();
     }
     match pending_pvcs(observed, assessment) {
-        Some(pending) => (ConditionStatus::False, reason::PVC_PENDING, pending.message),
+        Some(pending) => {
+            let reason = if pending.lost { reason::PVC_LOST } else { reason::PVC_PENDING };
+            (ConditionStatus::False, reason, pending.message)
+        }
         None => (ConditionStatus::True, reason::PVC_BOUND, bound_message(observed, assessment)),
     }
 }

@@ -228,7 +228,11 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
             if vmi.migrating { "Machine is running and migrating to another node" } else { "Machine is running" };
         return ready(MachinePhase::Running, reason::RUNNING, message);
     }
-    let pending = pending_pvcs(observed, assessment).map(|pending| {
+    let pending = pending_pvcs(observed, assessment);
+    if let Some(lost) = pending.as_ref().filter(|pending| pending.lost) {
+        return not_ready(MachinePhase::Failed, reason::PVC_LOST, lost.message.clone());
+    }
+    let pending = pending.map(|pending| {
         let summary = not_ready(MachinePhase::Creating, reason::PVC_PENDING, pending.message);
         Summary { error: pending.overdue, ..summary }
     });

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use vitivirt_api::{
     ErrorClass, EventKind, Failure, Outcome, Plan, STARTING, Stop,
     machine::{
-        CloudInit, MachinePhase, MachineSpec, Network, SecretKeyRef, condition_type as type_,
+        CloudInit, MachinePhase, MachineSpec, Network, PvcPhase, SecretKeyRef, condition_type as type_,
         machine_reason::{self as reason, ERRORS, NOT_READY_REASONS},
     },
     reason as cause,
@@ -119,6 +119,24 @@ fn a_pvc_that_stays_unbound_becomes_an_error() {
         cluster.bind_pvcs();
         assert_eq!(cluster.reconcile().1.error, None);
     }
+}
+
+/// Kubernetes sets the phase when the PersistentVolume of a bound PVC is deleted.
+#[test]
+fn a_pvc_without_its_volume_is_lost() {
+    let mut cluster = running(small_spec());
+    cluster.observed.pvcs.values_mut().for_each(|pvc| pvc.phase = PvcPhase::Lost);
+    let volume = cluster.observed.pvcs["web-root"].volume.clone().unwrap();
+    assert_eq!(cluster.reconcile().1.error, None, "the guest runs");
+    assert_eq!(cluster.condition(type_::READY).0, "True");
+    let (is, why, message) = cluster.condition(type_::STORAGE_READY);
+    assert_eq!((is.as_str(), why.as_str()), ("False", reason::PVC_LOST));
+    for part in ["web-root", &volume, "no longer exists", "backup"] {
+        assert!(message.contains(part), "{part:?} is missing in {message}");
+    }
+    cluster.start_guest("Scheduling");
+    assert_eq!(cluster.reconcile().1.error, Some(reason::PVC_LOST));
+    assert_eq!(cluster.condition(type_::READY).1, reason::PVC_LOST);
 }
 
 /// The age of the PVC counts, not the age of the Machine.
