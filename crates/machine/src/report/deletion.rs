@@ -12,6 +12,7 @@ use vitivirt_api::{
 use super::{
     build_report,
     failures::classify_failure,
+    settle::until,
     summary::{Summary, not_ready},
 };
 use crate::{delete::must_record, observed::Observed};
@@ -51,9 +52,8 @@ fn failure_report(observed: &Observed, step: &str, failure: &Failure) -> Report<
 
 /// The time for which a deletion that is not complete is not reported yet.
 fn remaining_quiet_time(observed: &Observed) -> Duration {
-    let since = observed.machine.metadata.deletion_timestamp.as_ref().map_or(observed.now, |time| time.0);
-    let waited = observed.now.duration_since(since);
-    VISIBLE_AFTER.saturating_sub(Duration::try_from(waited).unwrap_or_default())
+    let since = observed.machine.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    until(since, VISIBLE_AFTER, observed.now)
 }
 
 fn waiting_report(observed: &Observed, wait: &Wait) -> Report<MachineStatus> {

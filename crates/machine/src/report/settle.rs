@@ -117,9 +117,26 @@ fn is_on_the_way(status: &MachineStatus, is_error: bool) -> bool {
     !is_error && waits && status.phase == Some(MachinePhase::Creating)
 }
 
-/// The rest of `wait` since `start`. The clock of the API server may be ahead: nothing waits for longer than `wait`.
-fn until(start: Option<Timestamp>, wait: Duration, now: Timestamp) -> Duration {
+/// The rest of `wait` since `start`. The clock of the API server may be ahead: nothing waits for longer than `wait`, and a
+/// start that is later than the end of a wait which begins now has no meaning for this clock.
+pub(super) fn until(start: Option<Timestamp>, wait: Duration, now: Timestamp) -> Duration {
     let Some(start) = start else { return Duration::ZERO };
-    let passed = Duration::try_from(now.duration_since(start)).unwrap_or_default();
-    wait.saturating_sub(passed)
+    let passed = now.duration_since(start);
+    if passed.unsigned_abs() > wait {
+        return Duration::ZERO;
+    }
+    wait.saturating_sub(Duration::try_from(passed).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_waits_again_and_again_for_a_clock_that_is_ahead() {
+        let now = Timestamp::from_second(1000).unwrap();
+        let rest = |start: i64| until(Timestamp::from_second(start).ok(), Duration::from_secs(5), now).as_secs();
+        let cases = [(900, 0), (995, 0), (997, 2), (1000, 5), (1003, 5), (1005, 5), (1006, 0), (4600, 0)];
+        assert_eq!(cases.map(|(start, _)| rest(start)), cases.map(|(_, rest)| rest));
+    }
 }
