@@ -2,7 +2,7 @@
 //! stops at the first object that explains why the machine is not running.
 
 use vitivirt_api::{
-    Body, ErrorClass, Failure, Outcome, Stop, Target,
+    Body, ErrorClass, Failure, Outcome, STARTING, Stop, Target,
     machine::{Adoption, MachinePhase, PrintableStatus, machine_reason as reason},
     troubleshooting_url,
 };
@@ -85,9 +85,7 @@ pub(crate) fn summarize(observed: &Observed, assessment: &Assessment, outcome: &
         Stop::Failed { step: step::OBSOLETE_SECRET, failure } => {
             Some(with_cleanup_failure(observed, vm_summary(observed, assessment), failure))
         }
-        Stop::Failed { failure, .. } => {
-            Some(keep_running_phase(observed, assessment, failed_write(observed, failure)?))
-        }
+        Stop::Failed { failure, .. } => failed_write(observed, assessment, failure),
         Stop::Waiting { wait, .. } => Some(not_ready(MachinePhase::Creating, wait.reason, &wait.message)),
         Stop::Done => Some(vm_summary(observed, assessment)),
     }
@@ -153,15 +151,26 @@ fn with_cleanup_failure(observed: &Observed, summary: Summary, failure: &Failure
     Summary { message, ..summary }
 }
 
-/// Errors that a retry may fix are reported only if the Machine has no condition yet: then it is being created.
-fn failed_write(observed: &Observed, failure: &Failure) -> Option<Summary> {
+/// Follows what is known about a VM whose spec cannot be written.
+const NOT_APPLIED: &str = "; the operator cannot apply the spec: ";
+
+/// Errors that a retry may fix are reported only if the Machine has no condition yet, because then it is being created, and
+/// if they last. The status then follows the VM that exists.
+fn failed_write(observed: &Observed, assessment: &Assessment, failure: &Failure) -> Option<Summary> {
     if let Some((reason, message)) = classify_failure(failure) {
-        return Some(not_ready(MachinePhase::Creating, reason, sentence_case(&message)));
+        let summary = not_ready(MachinePhase::Creating, reason, sentence_case(&message));
+        return Some(keep_running_phase(observed, assessment, summary));
+    }
+    let lasts = failure.class == ErrorClass::Transient && failure.failing_for >= STARTING;
+    if lasts && observed.own_vm().is_some() {
+        let summary = vm_summary(observed, assessment);
+        let message = format!("{}{NOT_APPLIED}{}; it retries automatically", summary.message, failure.message);
+        return Some(Summary { message, ..summary });
     }
     let has_no_condition = observed.machine.status.as_ref().is_none_or(|status| status.conditions.is_empty());
-    has_no_condition.then(|| {
+    (has_no_condition || lasts).then(|| {
         let message = format!("Machine is being created; the last attempt failed: {}", failure.message);
-        not_ready(MachinePhase::Creating, reason::VM_CREATED, message)
+        keep_running_phase(observed, assessment, not_ready(MachinePhase::Creating, reason::VM_CREATED, message))
     })
 }
 

@@ -201,6 +201,37 @@ fn a_failure_that_a_retry_may_fix_is_not_an_error_of_the_machine() {
     }
 }
 
+/// Otherwise a write that fails for hours would hide that the guest stopped or moved to another node.
+#[test]
+fn the_status_follows_the_vm_while_a_write_keeps_failing() {
+    for name in [cause::API_SERVER_ERROR, cause::API_UNAVAILABLE, cause::TOO_MANY_REQUESTS, cause::DEADLINE_EXCEEDED] {
+        let failure = |failing_for| Failure { failing_for, ..Failure::transient(name, "no response") };
+        let mut cluster = running(small_spec());
+        let before = cluster.status();
+        cluster.edit(MachineSpec { template: Some("medium".to_owned()), ..MachineSpec::default() });
+        cluster.observed.vmi.as_mut().unwrap().node = Some("another-node".to_owned());
+        cluster.reconcile_with_failure(&failure(STARTING / 2));
+        assert_eq!(cluster.status(), before, "{name}: it may succeed soon");
+        let report = cluster.reconcile_with_failure(&failure(STARTING));
+        let (is, why, message) = cluster.condition(type_::READY);
+        assert_eq!((is.as_str(), why.as_str(), report.error), ("True", reason::RUNNING, None), "{message}");
+        let end = "; the operator cannot apply the spec: no response; it retries automatically";
+        assert!(message.starts_with("Machine is running") && message.contains(end), "{message}");
+        let status = cluster.status();
+        assert_eq!(status.node_name.as_deref(), Some("another-node"));
+        assert_eq!(status.observed_generation, cluster.observed.machine.metadata.generation);
+        cluster.start_guest("Scheduling");
+        cluster.reconcile_with_failure(&failure(STARTING));
+        assert_eq!(cluster.condition(type_::READY).0, "False");
+
+        let mut cluster = running(small_spec());
+        (cluster.observed.vm, cluster.observed.vmi) = (None, None);
+        cluster.reconcile_with_failure(&failure(STARTING));
+        let (is, _, message) = cluster.condition(type_::READY);
+        assert!(is == "False" && message.contains("the last attempt failed: no response"), "{message}");
+    }
+}
+
 /// Pods are ready before their endpoints are in place everywhere, and a CRD exists before it is served.
 #[test]
 fn a_webhook_that_is_not_reachable_yet_is_not_an_error_of_the_machine() {
