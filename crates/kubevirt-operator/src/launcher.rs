@@ -10,7 +10,10 @@ use k8s_openapi::{
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use tokio::sync::Semaphore;
 use vitivirt_api::{Failure, Target, machine::VmiPhase, text::truncate};
-use vitivirt_machine::{Observed, observed::LauncherProblem};
+use vitivirt_machine::{
+    Observed,
+    observed::{LauncherProblem, LauncherView, VmiView},
+};
 use vitivirt_runtime::reconcile::classify;
 
 /// A guest usually starts within this time.
@@ -33,22 +36,17 @@ impl LauncherReader {
         Self { client, permits: Semaphore::new(CONCURRENT_READS) }
     }
 
-    /// None if the VMI is not overdue, or if nothing is known about its pod.
-    pub(crate) async fn problem(&self, observed: &Observed) -> Option<LauncherProblem> {
-        let vmi = observed.vmi.as_ref().filter(|vmi| !vmi.deleting && vmi.unschedulable.is_none())?;
-        let is_starting = matches!(vmi.phase, VmiPhase::Pending | VmiPhase::Scheduling | VmiPhase::Scheduled);
-        let created = Timestamp::from_second(vmi.created).ok()?;
-        if !is_starting || observed.now.duration_since(created) < USUAL_START {
-            return None;
-        }
-        let _permit = self.permits.try_acquire().ok()?;
+    /// Why the pod of a VMI that is overdue does not start. Unknown, if other pods are being read.
+    pub(crate) async fn state(&self, observed: &Observed) -> LauncherView {
+        let Some(vmi) = overdue(observed) else { return LauncherView::NoProblem };
+        let Ok(_permit) = self.permits.try_acquire() else { return LauncherView::Unknown };
         match tokio::time::timeout(READ_DEADLINE, self.read(observed.namespace(), &vmi.uid, observed.now)).await {
-            Ok(Ok(problem)) => problem,
+            Ok(Ok(problem)) => problem.map_or(LauncherView::NoProblem, LauncherView::Problem),
             Ok(Err(failure)) => {
                 tracing::debug!(error = %failure, "pod of a VMI could not be read");
-                None
+                LauncherView::Unknown
             }
-            Err(_) => None,
+            Err(_) => LauncherView::Unknown,
         }
     }
 
@@ -72,6 +70,14 @@ impl LauncherReader {
         events.retain(|event| !is_outdated(event, &pod));
         Ok(latest(&events, now))
     }
+}
+
+/// The VMI, if it has been starting for longer than usual.
+fn overdue(observed: &Observed) -> Option<&VmiView> {
+    let vmi = observed.vmi.as_ref().filter(|vmi| !vmi.deleting && vmi.unschedulable.is_none())?;
+    let is_starting = matches!(vmi.phase, VmiPhase::Pending | VmiPhase::Scheduling | VmiPhase::Scheduled);
+    let created = Timestamp::from_second(vmi.created).ok()?;
+    (is_starting && observed.now.duration_since(created) >= USUAL_START).then_some(vmi)
 }
 
 /// A container that waits because of an error.

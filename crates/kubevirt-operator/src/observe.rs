@@ -110,7 +110,7 @@ impl Observer {
         }
         if !observed.is_deleting() {
             self.find_uncached_pvcs(&mut observed).await;
-            observed.launcher = self.launcher.problem(&observed).await;
+            observed.launcher = self.launcher.state(&observed).await;
         }
         let assessed = self.confirm_replaced(Assessed::new(observed)).await?;
         let assessed = self.confirm_machine(assessed).await?;

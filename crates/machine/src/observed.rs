@@ -47,7 +47,7 @@ pub struct Observed {
     pub vm: Option<VmView>,
     pub vmi: Option<VmiView>,
     /// Why the pod of a VMI that has been starting for a while does not start.
-    pub launcher: Option<LauncherProblem>,
+    pub launcher: LauncherView,
     /// MAC addresses of the Machine, by network, that another Machine on the same bridge and VLAN has, with the name of
     /// that Machine.
     pub macs_in_use: BTreeMap<(String, String), String>,
@@ -99,7 +99,7 @@ impl Observed {
             import_sources: BTreeMap::new(),
             vm: None,
             vmi: None,
-            launcher: None,
+            launcher: LauncherView::NoProblem,
             macs_in_use: BTreeMap::new(),
             living_owners: BTreeSet::new(),
             deletion: Deletion::Cascade,
@@ -403,6 +403,16 @@ pub struct VmiView {
     pub deleting: bool,
     /// In seconds since 1970.
     pub created: i64,
+}
+
+/// What is known about the pod of a VMI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LauncherView {
+    /// No problem is known, or the VMI has not been starting for long.
+    NoProblem,
+    /// It could not be read now. What is known of it still holds.
+    Unknown,
+    Problem(LauncherProblem),
 }
 
 /// What the kubelet or another component reports about the pod of a VMI.

@@ -3,7 +3,7 @@
 
 use vitivirt_api::{
     Body, ErrorClass, Failure, Outcome, STARTING, Stop, Target,
-    machine::{Adoption, MachinePhase, PrintableStatus, machine_reason as reason},
+    machine::{Adoption, MachinePhase, PrintableStatus, condition_type, machine_reason as reason},
     troubleshooting_url,
 };
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     assessment::{Assessment, adoption_remedy},
-    observed::{Observed, VmView, VmiView},
+    observed::{LauncherView, Observed, VmView, VmiView},
     plan::step,
     problem::ProblemKind,
     render::cloud_init::secret_name,
@@ -273,8 +273,7 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
         );
         return not_ready(MachinePhase::Failed, reason::VM_FAILED, message);
     }
-    if let Some(problem) = &observed.launcher {
-        let message = launcher::message(observed.namespace(), observed.name(), problem);
+    if let Some(message) = pod_problem(observed) {
         return not_ready(MachinePhase::Creating, reason::POD_NOT_STARTED, message);
     }
     if let Some(summary) = error_summary(observed, vm.printable_status) {
@@ -282,6 +281,20 @@ fn running_summary(observed: &Observed, assessment: &Assessment, vm: &VmView) ->
     }
     pending
         .unwrap_or_else(|| not_ready(MachinePhase::Creating, reason::VM_CREATED, starting_message(vm.printable_status)))
+}
+
+/// Why the pod does not start. If it could not be read now, the status still has the last known cause.
+fn pod_problem(observed: &Observed) -> Option<String> {
+    match &observed.launcher {
+        LauncherView::Problem(problem) => Some(launcher::message(observed.namespace(), observed.name(), problem)),
+        LauncherView::Unknown => {
+            let mut conditions = observed.machine.status.iter().flat_map(|status| &status.conditions);
+            let ready = conditions.find(|condition| condition.type_ == condition_type::READY)?;
+            let cause = ready.message.split(NOT_APPLIED).next().filter(|_| ready.reason == reason::POD_NOT_STARTED);
+            cause.map(str::to_owned)
+        }
+        LauncherView::NoProblem => None,
+    }
 }
 
 fn starting_message(status: PrintableStatus) -> String {

@@ -7,7 +7,7 @@ use vitivirt_api::{
 };
 use vitivirt_machine::{
     SecretBytes,
-    observed::{LauncherProblem, SourceView},
+    observed::{LauncherProblem, LauncherView, SourceView},
 };
 
 use crate::simulated_cluster::{SimulatedCluster, running};
@@ -180,10 +180,22 @@ fn the_cause_of_a_pod_that_does_not_start_is_reported() {
     cluster.bind_pvcs();
     cluster.start_guest("Scheduling");
     let message = "Multi-Attach error for volume \"pvc-1\"".to_owned();
-    cluster.observed.launcher = Some(LauncherProblem { reason: "FailedAttachVolume".to_owned(), message });
+    cluster.observed.launcher = LauncherView::Unknown;
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.condition(type_::READY).1, "VMCreated", "no cause is known yet");
+    let problem = LauncherProblem { reason: "FailedAttachVolume".to_owned(), message };
+    cluster.observed.launcher = LauncherView::Problem(problem);
     cluster.reconcile_until_up_to_date();
     let (_, reason, message) = cluster.condition(type_::READY);
     assert!(reason == "PodNotStarted" && message.contains("another node"), "{reason}: {message}");
+    // The operator reads a few pods at a time.
+    let before = cluster.status();
+    cluster.observed.launcher = LauncherView::Unknown;
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.status(), before);
+    cluster.observed.launcher = LauncherView::NoProblem;
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.condition(type_::READY).1, "VMCreated");
     cluster.start_guest("Running");
     cluster.reconcile_until_up_to_date();
     assert_eq!(cluster.condition(type_::READY).1, "Running");
