@@ -35,7 +35,7 @@ impl LiveCheck {
         observed: &mut Observed,
         is_kubevirt_removed: bool,
     ) -> Result<(), Failure> {
-        let (key, identity) = (observed.id.key(), observed.id.identity().to_owned());
+        let key = observed.id.key();
         // An API server that is starting does not serve the kind yet, although its objects exist.
         let or_removed = |failure: Failure| match failure.reason {
             reason::API_NOT_INSTALLED if is_kubevirt_removed => Ok(None),
@@ -44,7 +44,7 @@ impl LiveCheck {
         let vm = self.get(virtual_machine_resource(), &key).await.or_else(or_removed)?;
         observed.vm = vm.map(|vm| VmEntry::view(&entry(&vm.metadata.clone(), VmEntry::project(vm))));
         if observed.vmi.is_none() {
-            observed.vmi = self.get_vmi(&key, &identity).await.or_else(|failure| match failure.reason {
+            observed.vmi = self.get_vmi(observed).await.or_else(|failure| match failure.reason {
                 reason::API_NOT_INSTALLED if is_kubevirt_removed => Ok(None),
                 _ => Err(failure),
             })?;
@@ -61,7 +61,7 @@ impl LiveCheck {
     /// Reads the VMI and the Secret before the Secret is deleted: a VMI may use it, or another client may have replaced
     /// it.
     pub(crate) async fn confirm_secret_unused(&self, observed: &mut Observed) -> Result<(), Failure> {
-        observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
+        observed.vmi = self.get_vmi(observed).await?;
         observed.secret = self.get_secret(observed).await?;
         Ok(())
     }
@@ -80,7 +80,7 @@ impl LiveCheck {
             }
         }
         if vmi {
-            observed.vmi = self.get_vmi(&observed.id.key(), observed.id.identity()).await?;
+            observed.vmi = self.get_vmi(observed).await?;
         }
         Ok(())
     }
@@ -128,11 +128,11 @@ impl LiveCheck {
 
     /// The Machine's VMI. A VMI of the same name that the operator's VM did not create is ignored, so that it does not
     /// block the deletion.
-    async fn get_vmi(&self, key: &ObjectKey, identity: &str) -> Result<Option<VmiView>, Failure> {
-        let vmi = self.get(virtual_machine_instance_resource(), key).await?;
-        let vmi = vmi.filter(|vmi| belongs_to_machine(vmi, key.name()));
+    async fn get_vmi(&self, observed: &Observed) -> Result<Option<VmiView>, Failure> {
+        let vmi = self.get(virtual_machine_instance_resource(), &observed.id.key()).await?;
+        let vmi = vmi.filter(|vmi| belongs_to_machine(vmi, observed.name()));
         let vmi = vmi.map(|vmi| entry(&vmi.metadata.clone(), VmiEntry::project(vmi)));
-        Ok(vmi.filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::live_view))
+        Ok(vmi.filter(|entry| entry.value.belongs_to(observed)).as_ref().map(VmiEntry::live_view))
     }
 
     /// None if the object does not exist. It is an error if the API server does not serve the kind.

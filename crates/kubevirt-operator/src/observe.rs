@@ -179,12 +179,12 @@ impl Observer {
             pvcs: self.pvcs(key, &parsed),
             import_sources: self.import_sources(key, resolved),
             vm: self.caches.vms.entry(key).as_ref().map(VmEntry::view),
-            vmi: self.vmi(key, parsed.id.identity()),
             deletion: self.caches.index.deletions.of(key),
             machine_confirmed: false,
             macs_in_use: self.macs_in_use(key, &parsed),
             ..parsed
         };
+        observed.vmi = self.vmi(key, &observed);
         observed.living_owners = self.living_owners(key, &observed);
         Ok(Some(observed))
     }
@@ -225,9 +225,9 @@ impl Observer {
         names.filter_map(view).collect()
     }
 
-    /// The VMI of the Machine's VM.
-    fn vmi(&self, key: &ObjectKey, identity: &str) -> Option<VmiView> {
-        self.caches.vmis.entry(key).filter(|entry| entry.value.belongs_to(identity)).as_ref().map(VmiEntry::view)
+    /// The VMI of the Machine.
+    fn vmi(&self, key: &ObjectKey, observed: &Observed) -> Option<VmiView> {
+        self.caches.vmis.entry(key).filter(|entry| entry.value.belongs_to(observed)).as_ref().map(VmiEntry::view)
     }
 
     /// PVCs that carry the UID of the Machine, or of one that it adopts; PVCs of restored disks that name it; PVCs with a name

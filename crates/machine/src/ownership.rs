@@ -110,7 +110,7 @@ pub(crate) fn secret(observed: &Observed, secret: &SecretView) -> Ownership {
             Ownership::Unmarked
         }
         None if secret.deleting => Ownership::Leaving,
-        None if is_named => Ownership::Adoptable(label.map_or_else(|| Adoption::secret_item(&name), str::to_owned)),
+        None if is_named => Ownership::Adoptable(item(observed, label, || Adoption::secret_item(&name))),
         None => Ownership::Foreign,
     }
 }
@@ -134,8 +134,26 @@ pub(crate) fn pvc(observed: &Observed, name: &str, pvc: &PvcView) -> Ownership {
             Ownership::Unmarked
         }
         _ if pvc.deleting => Ownership::Leaving,
-        _ => Ownership::Adoptable(label.or(identity).map_or_else(|| Adoption::pvc_item(name), str::to_owned)),
+        _ => Ownership::Adoptable(item(observed, label.or(identity), || Adoption::pvc_item(name))),
     }
+}
+
+/// The item with which an object of the Machine with this UID is adopted. A UID also becomes the identity of the guest. A
+/// Machine that has a VM keeps its identity, so it adopts one object by its name.
+fn item(observed: &Observed, uid: Option<&str>, name: impl FnOnce() -> String) -> String {
+    uid.filter(|_| observed.own_vm().is_none()).map_or_else(name, str::to_owned)
+}
+
+/// Whether the object with this name among the items of an adoption needs consent of its own, because no Machine had it.
+pub(crate) fn needs_own_consent(observed: &Observed, item: &str) -> bool {
+    let labels = match item.split_once('/') {
+        None => return false,
+        Some((_, name)) if item == Adoption::pvc_item(name) => observed.pvcs.get(name).map(|pvc| &pvc.labels),
+        Some((_, name)) => {
+            observed.secret.as_ref().filter(|_| name == secret_name(observed.name())).map(|secret| &secret.labels)
+        }
+    };
+    labels.is_none_or(|labels| !labels.contains_key(LABEL_MACHINE_UID))
 }
 
 /// Removes one owner reference and keeps the others. The patch fails if the list has changed since.

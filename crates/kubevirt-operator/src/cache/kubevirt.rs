@@ -10,10 +10,11 @@ use k8s_openapi::{
 use kube::core::DynamicObject;
 use serde_json::Value;
 use vitivirt_api::{
-    machine::{MANAGED_BY, POD_NETWORK, PrintableStatus, VmiPhase},
+    machine::{Adoption, MANAGED_BY, POD_NETWORK, PrintableStatus, VmiPhase},
     text::truncate,
 };
 use vitivirt_machine::{
+    Observed,
     observed::{VmView, VmiView},
     render::{cloud_init::secret_name, vm::without_defaults},
     vmi_spec::{comparable_spec, references_secret},
@@ -189,9 +190,9 @@ pub(crate) struct VmiEntry {
     vm_generation: Option<i64>,
     spec: CompressedJson,
     needs_user_data: bool,
-    /// The UUID of the guest, which is the identity of its Machine.
+    /// The UUID of the guest, which was the identity of its Machine when it started.
     guest: Option<Uid>,
-    has_controller: bool,
+    controller: Option<Uid>,
     unschedulable: Option<Box<str>>,
     failure: Option<Box<str>>,
     deleting: bool,
@@ -225,7 +226,7 @@ impl VmiEntry {
             spec: CompressedJson::from_value(&comparable_spec(spec)).empty_if_longer_than(SPEC_LIMIT),
             needs_user_data: references_secret(spec, &secret_name(vmi.metadata.name.as_deref().unwrap_or_default())),
             guest: string_at(spec, "/domain/firmware/uuid").map(Uid::from),
-            has_controller: controller_uid(&vmi.metadata).is_some(),
+            controller: controller_uid(&vmi.metadata),
             unschedulable: unschedulable.map(message),
             failure: condition(status, "Synchronized", "False").map(message),
             deleting: vmi.metadata.deletion_timestamp.is_some(),
@@ -262,11 +263,18 @@ impl VmiEntry {
         }
     }
 
-    /// Whether the VMI was started for the Machine with this identity, and not for another one of the same name. The
-    /// operator's VM gives its VMI a UUID. A VMI without one that no VM controls was created by another client, and must
-    /// not block the deletion of the Machine.
-    pub(crate) fn belongs_to(&self, identity: &str) -> bool {
-        self.guest.as_ref().map_or(self.has_controller, |guest| *guest == Uid::from(identity))
+    /// Whether the VMI was started for this Machine, and not for another one of the same name: by its VM, or with its UUID.
+    /// The UUID is the identity that the Machine had when the guest started: its UID, or one that it adopted. A VMI without
+    /// one that no VM controls was created by another client, and must not block the deletion of the Machine.
+    pub(crate) fn belongs_to(&self, observed: &Observed) -> bool {
+        let is_of_vm = |vm: &VmView| self.controller.as_ref() == Some(&Uid::from(vm.uid.as_str()));
+        if observed.own_vm().is_some_and(is_of_vm) {
+            return true;
+        }
+        let Some(guest) = &self.guest else { return self.controller.is_some() };
+        let adoption = Adoption::from_metadata(&observed.machine.metadata);
+        let mut identities = std::iter::once(observed.uid()).chain(adoption.machines());
+        identities.any(|identity| *guest == Uid::from(identity))
     }
 
     /// Whether the VMI is starting before and after the change: then the change does not affect whether the Machine is
@@ -408,6 +416,46 @@ mod tests {
             assert!(!vm("Starting", 1).is_intermediate(&vm("Starting", 2), is_creating));
             assert!(!vm("Starting", 1).is_intermediate(&vm("CrashLoopBackOff", 1), is_creating));
             assert_eq!(vm("Stopped", 1).is_intermediate(&vm("Starting", 1), is_creating), is_creating);
+        }
+    }
+
+    /// The guest of a Machine that adopts another one while it runs has its UID, and gets the other one at its next start.
+    #[test]
+    fn a_vmi_belongs_to_the_machine_whose_vm_or_uid_it_has() {
+        let (uid, earlier) = ("5e6f5d0a-52a5-4a7c-9d38-2f1f0f6f3d11", "11111111-52a5-4a7c-9d38-2f1f0f6f3d11");
+        let (second, other) = ("22222222-52a5-4a7c-9d38-2f1f0f6f3d11", "33333333-52a5-4a7c-9d38-2f1f0f6f3d11");
+        let machine = json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {
+                "name": "vm", "namespace": "ns", "uid": uid,
+                "annotations": {"vitistack.io/adopt": format!("{earlier},{second}")},
+            },
+            "spec": {"template": "small"},
+        });
+        let mut observed = Observed::new(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH).unwrap();
+        let owner = |kind: &str, uid: &str| json!([{"apiVersion": "v1", "kind": kind, "name": "vm", "uid": uid, "controller": true}]);
+        let vm = object(json!({"metadata": {"name": "vm", "ownerReferences": owner("Machine", uid)}}));
+        observed.vm = Some(VmEntry::view(&Entry {
+            uid: "own-vm".into(),
+            resource_version: "1".into(),
+            value: std::sync::Arc::new(VmEntry::project(vm)),
+        }));
+        for (guest, controller, expected) in [
+            (Some(uid), None, true),
+            (Some(earlier), None, true),
+            (Some(second), None, true),
+            (Some(other), None, false),
+            (Some(other), Some("another-vm"), false),
+            (Some(other), Some("own-vm"), true),
+            (None, Some("another-vm"), true),
+            (None, None, false),
+        ] {
+            let owners = controller.map_or(json!([]), |controller| owner("VirtualMachine", controller));
+            let vmi = VmiEntry::project(object(json!({
+                "metadata": {"name": "vm", "ownerReferences": owners},
+                "spec": {"domain": {"firmware": guest.map(|uuid| json!({"uuid": uuid}))}},
+            })));
+            assert_eq!(vmi.belongs_to(&observed), expected, "{guest:?} {controller:?}");
         }
     }
 

@@ -85,10 +85,10 @@ fn pvc_conflict(observed: &Observed, name: &str) -> Option<(Problem, Option<Stri
 /// A problem, and the item of the annotation that would solve it.
 fn conflict(kind: &str, name: &str, machine: Option<&str>, ownership: Ownership) -> Option<(Problem, Option<String>)> {
     let failed = |message: String| Problem::failed(reason::NAME_TAKEN, message);
-    let owner = machine.map_or_else(
-        || "does not belong to this Machine".to_owned(),
-        |machine| format!("belongs to Machine {machine}"),
-    );
+    let owner = |verb: &str| match machine {
+        Some(machine) => format!("{verb} to Machine {machine}"),
+        None => "does not belong to this Machine".to_owned(),
+    };
     let other_name = format!("delete the {kind}, or create this Machine under another name");
     match ownership {
         Ownership::Own | Ownership::Unmarked => None,
@@ -101,8 +101,12 @@ fn conflict(kind: &str, name: &str, machine: Option<&str>, ownership: Ownership)
             let message = format!("{kind} {name} already exists and belongs to an earlier Machine with UID {item}");
             Some((failed(message), Some(item)))
         }
-        Ownership::Adoptable(item) => Some((failed(format!("{kind} {name} already exists and {owner}")), Some(item))),
-        Ownership::Foreign => Some((failed(format!("{kind} {name} already exists and {owner}; {other_name}")), None)),
+        Ownership::Adoptable(item) => {
+            Some((failed(format!("{kind} {name} already exists and {}", owner("belonged"))), Some(item)))
+        }
+        Ownership::Foreign => {
+            Some((failed(format!("{kind} {name} already exists and {}; {other_name}", owner("belongs"))), None))
+        }
     }
 }
 
@@ -114,8 +118,7 @@ fn is_machine(item: &str) -> bool {
 pub(crate) fn adoption_remedy<'a>(observed: &Observed, items: impl IntoIterator<Item = &'a str>) -> String {
     let items: Vec<&str> = items.into_iter().collect();
     let (namespace, name) = (observed.namespace(), observed.name());
-    // An object that no Machine had before needs consent of its own.
-    let consents = items.iter().filter(|item| !is_machine(item)).map(|item| {
+    let consents = items.iter().filter(|item| ownership::needs_own_consent(observed, item)).map(|item| {
         let object = item.replacen('/', " ", 1);
         format!("`kubectl -n {namespace} annotate {object} {ANNOTATION_ADOPT_BY}={name}` and ")
     });

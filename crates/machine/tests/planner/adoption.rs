@@ -1,6 +1,6 @@
 //! Objects of an earlier Machine, and objects that a user created: taken over by consent only.
 
-use vitivirt_api::machine::{MachineSpec, Network, condition_type as type_};
+use vitivirt_api::machine::{Disk, MachineSpec, Network, condition_type as type_};
 use vitivirt_machine::resolve::resolve;
 
 use crate::simulated_cluster::{SimulatedCluster, UID, running};
@@ -92,6 +92,34 @@ fn a_second_restore_keeps_the_identity_of_the_first_machine() {
     cluster.reconcile_until_up_to_date();
     assert_eq!(resolve(&cluster.observed.machine).unwrap().networks[0].mac, mac);
     assert!(cluster.observed.vm.is_some());
+}
+
+/// The guest would get another MAC address and UUID at its next start.
+#[test]
+fn a_machine_that_has_a_vm_adopts_a_retained_disk_without_the_identity_of_its_earlier_machine() {
+    let mut cluster = SimulatedCluster::new(spec()).with_network("prod");
+    cluster.reconcile_until_up_to_date();
+    cluster.bind_pvcs();
+    cluster.start_guest("Running");
+    cluster.reconcile_until_up_to_date();
+    let mut retained = cluster.observed.pvcs["web-root"].clone();
+    retained.labels.insert("vitistack.io/machine-uid".to_owned(), EARLIER.to_owned());
+    retained.identity = Some(EARLIER.to_owned());
+    retained.volume = Some("retained".to_owned());
+    cluster.observed.pvcs.insert("web-data".to_owned(), retained);
+    let data = Disk { name: "data".to_owned(), size: Some("20Gi".to_owned()), ..Disk::default() };
+    let root = Disk { name: "root".to_owned(), ..data.clone() };
+    cluster.edit(MachineSpec { disks: vec![root, data], ..spec() });
+    cluster.reconcile();
+    let message = cluster.condition(type_::READY).2;
+    assert_eq!(command(&cluster).as_deref(), Some("pvc/web-data"), "{message}");
+    assert!(!message.contains("adopt-by"), "the label is its consent: {message}");
+    let mac = resolve(&cluster.observed.machine).unwrap().networks[0].mac.clone();
+    cluster.annotate("vitistack.io/adopt", "pvc/web-data");
+    cluster.reconcile_until_up_to_date();
+    assert_eq!(cluster.observed.pvcs["web-data"].labels["vitistack.io/machine-uid"], UID);
+    assert_eq!(cluster.status().disks.len(), 2);
+    assert_eq!(resolve(&cluster.observed.machine).unwrap().networks[0].mac, mac);
 }
 
 #[test]
