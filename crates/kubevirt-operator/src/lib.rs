@@ -24,6 +24,8 @@ mod router;
 mod run;
 mod source_secrets;
 mod status_page;
+#[cfg(test)]
+mod test_server;
 
 /// What `kubectl vmachine` shares with this program.
 pub mod plugin {

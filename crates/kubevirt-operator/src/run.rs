@@ -116,6 +116,7 @@ impl Operator for MachineOperator {
         );
         let router = EventRouter::new(caches.clone(), source_secrets.clone());
         router.subscribe(&context);
+        crd_guard::watch(&context, &caches.crds);
         watches.start(&context.metrics);
 
         let repairs = Arc::<RepairHistory>::default();

@@ -93,5 +93,12 @@ async fn the_crds_are_served_next_to_those_of_viti_stack_and_foreign_ones_are_re
     crds.delete(OURS[0], &DeleteParams::default()).await?;
     lab.wait("the deletion", MACHINE_PATIENCE, crds.clone(), OURS[0], |crd| crd.is_none()).await?;
     create_crds(&lab).await?;
-    operator.wait_for_message(ACQUIRED, PATIENCE).await.map(|_| ())
+    operator.wait_for_message(ACQUIRED, PATIENCE).await?;
+
+    // It ends when the CRD is replaced again.
+    crds.delete(OURS[0], &DeleteParams::default()).await?;
+    lab.wait("the deletion", MACHINE_PATIENCE, crds.clone(), OURS[0], |crd| crd.is_none()).await?;
+    manifests::create(&lab.client(), &[viti_stack_crd("Machine", "machines", &["m"])]).await?;
+    operator.wait_for_message("CRD was replaced by that of another product", PATIENCE).await?;
+    operator.wait_for_message("stopped", PATIENCE).await.map(|_| ())
 }
