@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem,
     sync::Arc,
 };
 
@@ -19,6 +20,7 @@ use vitivirt_api::{
 use vitivirt_machine::{Observed, RecentWritesByObject, desired_digest, repaired_objects};
 use vitivirt_runtime::{reconcile::Executor, watch::WriteObserver};
 
+/// At least the deadline of a reconcile.
 const SWEEP_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 /// The kind and the key of an object.
@@ -27,8 +29,28 @@ type Object = (String, ObjectKey);
 #[derive(Default)]
 pub(crate) struct RepairHistory {
     recent: Mutex<Recent>,
-    /// The objects of which the API server accepted a write in a reconcile that has not been recorded yet.
-    written: Mutex<HashSet<Object>>,
+    written: Mutex<Written>,
+}
+
+/// The objects of which the API server accepted a write in a reconcile that has not been recorded yet. A reconcile that ends
+/// at its deadline is never recorded.
+#[derive(Default)]
+struct Written {
+    new: HashSet<Object>,
+    /// Those that are older than the last sweep.
+    old: HashSet<Object>,
+}
+
+impl Written {
+    fn remove(&mut self, object: &Object) -> bool {
+        // Both, because the object may have been written again.
+        let (is_new, is_old) = (self.new.remove(object), self.old.remove(object));
+        is_new || is_old
+    }
+
+    fn sweep(&mut self) {
+        self.old = mem::take(&mut self.new);
+    }
 }
 
 #[derive(Default)]
@@ -39,9 +61,10 @@ struct Recent {
 }
 
 impl Recent {
-    fn sweep(&mut self, now: Timestamp) {
+    fn sweep(&mut self, now: Timestamp, written: &mut Written) {
         if self.swept.is_none_or(|swept| swept + SWEEP_INTERVAL <= now) {
             self.writes.retain(|_, recent| !recent.is_old(now));
+            written.sweep();
             self.swept = Some(now);
         }
     }
@@ -72,8 +95,8 @@ impl RepairHistory {
     /// Records the writes of a reconcile that the API server accepted.
     pub(crate) fn record(&self, observed: &Observed, plan: &Plan) {
         let mut recent = self.recent.lock();
-        recent.sweep(observed.now);
         let mut written = self.written.lock();
+        recent.sweep(observed.now, &mut written);
         for target in repaired_objects(plan) {
             let object = (target.resource.kind.clone(), target.key.clone());
             if !written.remove(&object) {
@@ -89,9 +112,13 @@ impl RepairHistory {
 
 impl WriteObserver for RepairHistory {
     fn on_written(&self, object: &Value) {
+        // A deletion is not a repair.
+        if object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
+            return;
+        }
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let key = ObjectKey::namespaced(text("/metadata/namespace"), text("/metadata/name"));
-        self.written.lock().insert((text("/kind").to_owned(), key));
+        self.written.lock().new.insert((text("/kind").to_owned(), key));
     }
 
     fn on_live_read(&self, _object: &Value) {}
@@ -101,5 +128,41 @@ impl WriteObserver for RepairHistory {
     /// The caches decide.
     fn is_absent(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn observed(second: i64) -> Observed {
+        let machine = json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u"}, "spec": {},
+        });
+        Observed::new(serde_json::from_value(machine).unwrap(), Timestamp::from_second(second).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn writes_that_no_reconcile_records_are_forgotten() {
+        let history = RepairHistory::default();
+        let written = || {
+            let written = history.written.lock();
+            written.new.len() + written.old.len()
+        };
+        history.record(&observed(0), &Plan::default());
+        let vm = json!({"kind": "VirtualMachine", "metadata": {"namespace": "shop", "name": "late"}});
+        history.on_written(&vm);
+        let mut deleted = vm;
+        deleted["metadata"]["name"] = "deleted".into();
+        deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        history.on_written(&deleted);
+        assert_eq!(written(), 1, "a deletion is not a repair");
+        for (second, expected) in [(59, 1), (60, 1), (119, 1), (120, 0)] {
+            history.record(&observed(second), &Plan::default());
+            assert_eq!(written(), expected, "after {second} s");
+        }
     }
 }
