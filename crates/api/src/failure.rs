@@ -61,6 +61,7 @@ pub mod reason {
     pub const RECONCILE_DEADLINE_EXCEEDED: &str = "ReconcileDeadlineExceeded";
     pub const PERMISSION_MISSING: &str = "PermissionMissing";
     pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+    pub const TOO_MANY_OBJECTS: &str = "TooManyObjects";
     pub const TOO_MANY_REQUESTS: &str = "TooManyRequests";
     pub const UNAUTHORIZED: &str = "Unauthorized";
     pub const UNREADABLE_ANSWER: &str = "UnreadableAnswer";

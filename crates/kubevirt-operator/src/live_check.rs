@@ -23,6 +23,11 @@ use vitivirt_runtime::reconcile::classify;
 
 use crate::cache::{PvcEntry, SecretEntry, VmEntry, VmiEntry, entry};
 
+/// The PVCs of one page of a list. Each may have more than a megabyte.
+const PAGE: u32 = 20;
+/// More PVCs than a Machine has.
+const MAX_PVCS: usize = 500;
+
 pub(crate) struct LiveCheck {
     pub(crate) client: Client,
 }
@@ -147,19 +152,35 @@ impl LiveCheck {
         }
     }
 
-    /// Adds every PVC with the Machine's UID as its label.
+    /// Adds every PVC with the Machine's UID as its label. Any client can set the label, so the pages are small, and the
+    /// number of PVCs is limited. Without all of them nothing is deleted.
     async fn add_pvcs(&self, observed: &mut Observed) -> Result<(), Failure> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), observed.namespace());
-        let labelled = ListParams::default().labels(&format!("{LABEL_MACHINE_UID}={}", observed.uid()));
-        let found = api.list(&labelled).await.map_err(|error| {
-            let target = Target::of_kind::<PersistentVolumeClaim>(observed.id.sibling(""));
-            classify(&error, "list", &target)
-        })?;
-        for pvc in found.items {
-            let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
-            observed.pvcs.insert(name, PvcEntry::live_view(&entry(&metadata, PvcEntry::project(pvc))));
+        let label = format!("{LABEL_MACHINE_UID}={}", observed.uid());
+        let mut page = ListParams::default().labels(&label).limit(PAGE);
+        let mut found = 0;
+        loop {
+            let list = api.list(&page).await.map_err(|error| {
+                let target = Target::of_kind::<PersistentVolumeClaim>(observed.id.sibling(""));
+                classify(&error, "list", &target)
+            })?;
+            found += list.items.len();
+            if found > MAX_PVCS {
+                let message = format!(
+                    "more than {MAX_PVCS} PersistentVolumeClaims have the label {label}; remove it from those that do not \
+                     have a disk of the Machine"
+                );
+                return Err(Failure::transient(reason::TOO_MANY_OBJECTS, message));
+            }
+            for pvc in list.items {
+                let (name, metadata) = (pvc.name_any(), pvc.metadata.clone());
+                observed.pvcs.insert(name, PvcEntry::live_view(&entry(&metadata, PvcEntry::project(pvc))));
+            }
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(()),
+            }
         }
-        Ok(())
     }
 }
 
@@ -175,7 +196,55 @@ fn belongs_to_machine(vmi: &DynamicObject, machine: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::test_server;
+
+    /// A server with this number of PVCs in pages, each of which contains the position of the next one as its token. Returns
+    /// the result, the number of PVCs that were found, and the number of requests.
+    async fn add_pvcs(pvcs: usize) -> (Result<(), Failure>, usize, usize) {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = requests.clone();
+        let respond = move |path: &str| {
+            counted.fetch_add(1, Relaxed);
+            let parameter = |name: &str| {
+                let value = path.split(['?', '&']).find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+                value.and_then(|value| value.parse::<usize>().ok())
+            };
+            let start = parameter("continue").unwrap_or_default();
+            let end = parameter("limit").map_or(pvcs, |limit| pvcs.min(start + limit));
+            let pvc = |number: usize| json!({"metadata": {"name": format!("web-{number}"), "namespace": "shop"}});
+            let items: Vec<Value> = (start..end).map(pvc).collect();
+            let token = (end < pvcs).then(|| end.to_string());
+            (200, json!({"kind": "PersistentVolumeClaimList", "metadata": {"continue": token}, "items": items}))
+        };
+        let machine = json!({
+            "apiVersion": "vitistack.io/v1alpha1", "kind": "Machine",
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u"}, "spec": {},
+        });
+        let mut observed = Observed::new(serde_json::from_value(machine).unwrap(), Timestamp::UNIX_EPOCH).unwrap();
+        let check = LiveCheck { client: test_server::client(respond).await };
+        let result = check.add_pvcs(&mut observed).await;
+        (result, observed.pvcs.len(), requests.load(Relaxed))
+    }
+
+    #[tokio::test]
+    async fn the_pvcs_of_a_machine_are_read_in_pages_and_limited() {
+        for (pvcs, pages) in [(0, 1), (20, 1), (45, 3), (MAX_PVCS, 25)] {
+            assert_eq!(add_pvcs(pvcs).await, (Ok(()), pvcs, pages));
+        }
+        let (result, _, pages) = add_pvcs(100_000).await;
+        let failure = result.unwrap_err();
+        assert_eq!((failure.reason, pages), (reason::TOO_MANY_OBJECTS, 26));
+        assert!(failure.message.contains("vitistack.io/machine-uid=u"), "{failure}");
+    }
 
     #[test]
     fn a_vmi_without_the_machines_label_does_not_belong_to_it() {
