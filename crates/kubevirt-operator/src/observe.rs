@@ -95,13 +95,6 @@ impl Observer {
             // The operator has removed its finalizer, and the watch has not delivered the deletion yet.
             return Ok(None);
         }
-        let (source, source_read) = self.source(key, &mut observed).await?;
-        (observed.source, observed.source_read) = (source, source_read);
-        if let Err(failure) = self.find_inline_data(&mut observed).await {
-            let failure = reported(&observed, failure)?;
-            tracing::warn!(error = %failure, "long user data could not be read");
-            observed.source = SourceView::Failed(failure.message);
-        }
         observed.recent_writes = self.repairs.of(&observed);
         if observed.is_deleting() && (observed.own_vm().is_none() || observed.is_deleted_as_owners_say()) {
             let is_kubevirt_removed = self.caches.is_crd_absent(&virtual_machine_resource());
@@ -114,6 +107,7 @@ impl Observer {
         }
         let assessed = self.confirm_replaced(Assessed::new(observed)).await?;
         let assessed = self.confirm_machine(assessed).await?;
+        let assessed = self.find_user_data(key, assessed).await?;
         if !assessed.discards_user_data() {
             return Ok(Some(assessed));
         }
@@ -123,6 +117,29 @@ impl Observer {
             observed.secret = None;
         }
         Ok(Some(Assessed::new(observed)))
+    }
+
+    /// Reads the user data that the plan needs and the cache does not contain. None of it is needed before the VM can be
+    /// created, so a Machine that another problem stops costs no request.
+    async fn find_user_data(&self, key: &ObjectKey, assessed: Assessed) -> Result<Assessed, Failure> {
+        let observed = assessed.observed();
+        let has_source = observed.resolved.as_ref().is_ok_and(|resolved| resolved.source().is_some());
+        if !has_source && observed.omitted_inline.is_none() {
+            self.source_digests.lock().remove(key);
+            return Ok(assessed);
+        }
+        if assessed.is_stopped() && observed.own_vm().is_none() {
+            return Ok(assessed);
+        }
+        let mut observed = assessed.into_observed();
+        let (source, source_read) = self.source(key, &mut observed).await?;
+        (observed.source, observed.source_read) = (source, source_read);
+        if let Err(failure) = self.find_inline_data(&mut observed).await {
+            let failure = reported(&observed, failure)?;
+            tracing::warn!(error = %failure, "long user data could not be read");
+            observed.source = SourceView::Failed(failure.message);
+        }
+        Ok(Assessed::new(observed))
     }
 
     /// The plan replaces only what the API server has confirmed. If it cannot be read, the other parts

@@ -280,7 +280,7 @@ pub struct SecretView {
 /// The Secret that `cloudInit.secretRef` refers to.
 #[derive(Clone)]
 pub enum SourceView {
-    /// The Machine has no `secretRef`.
+    /// The Machine has no `secretRef`, or another problem stops it before the data is needed.
     NotNeeded,
     SecretMissing,
     KeyMissing,

@@ -60,7 +60,7 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
         without_delayed(observed, Plan { steps: steps.filter(|step| !step.writes.is_empty()).collect() })
     };
     let Some(resolved) = &assessment.resolved else { return Ok(complete(plan_of_invalid_spec(observed).steps)) };
-    if is_stopped(observed, assessment) {
+    if assessed.is_stopped() {
         return Ok(complete(Vec::new()));
     }
     let mut steps = vec![
@@ -73,17 +73,20 @@ pub fn plan(assessed: &Assessed) -> Result<Plan, Failure> {
     Ok(complete(steps))
 }
 
-/// Whether nothing is written. A VM is created only when all its parts can be: a Machine that never ran is not half
-/// created. A VM that exists follows the spec in the parts without a problem.
-fn is_stopped(observed: &Observed, assessment: &Assessment) -> bool {
-    let has_user_data = observed.own_secret().is_some_and(|secret| !secret.deleting);
-    let stops = |problem: &Problem| match problem.part {
-        Part::Machine => true,
-        // The Secret has the user data of the last time that the source existed.
-        Part::CloudInit if has_user_data => false,
-        Part::CloudInit | Part::Disk(_) | Part::Networks => observed.own_vm().is_none(),
-    };
-    assessment.problems.iter().any(stops)
+impl Assessed {
+    /// Whether nothing is written. A VM is created only when all its parts can be: a Machine that never ran is not half
+    /// created. A VM that exists follows the spec in the parts without a problem.
+    pub fn is_stopped(&self) -> bool {
+        let observed = self.observed();
+        let has_user_data = observed.own_secret().is_some_and(|secret| !secret.deleting);
+        let stops = |problem: &Problem| match problem.part {
+            Part::Machine => true,
+            // The Secret has the user data of the last time that the source existed.
+            Part::CloudInit if has_user_data => false,
+            Part::CloudInit | Part::Disk(_) | Part::Networks => observed.own_vm().is_none(),
+        };
+        self.assessment().problems.iter().any(stops)
+    }
 }
 
 /// An invalid spec can still start and stop the machine that exists.

@@ -19,6 +19,7 @@ pub(crate) fn add(suite: &mut Suite) {
         a_machine_is_cheap_at_a_quick_pace,
         a_machine_is_cheap_at_the_real_pace,
         kinds_that_are_not_installed_cost_no_requests,
+        a_blocked_machine_does_not_read_its_user_data,
     );
 }
 
@@ -153,4 +154,32 @@ async fn kinds_that_are_not_installed_cost_no_requests(labs: Arc<SharedLabs>) ->
     let later = lists()?;
     ensure!(later == at_start, "{} lists of kinds that are not served", later - at_start);
     Ok(())
+}
+
+/// Thousands of Machines may be blocked, and each of them is reconciled again and again.
+async fn a_blocked_machine_does_not_read_its_user_data(labs: Arc<SharedLabs>) -> Result<()> {
+    let test = Box::pin(MachineTest::start(&labs, "blocked-source")).await?;
+    test.create_secret("source", "userdata", "#cloud-config\n").await?;
+    let networks = json!([{"name": "a", "networkName": "later"}]);
+    let long = format!("#cloud-config\n#{}\n", "x".repeat(4096));
+    let sources = [("source", json!({"secretRef": {"name": "source"}})), ("inline", json!({"userData": long}))];
+    for (name, cloud_init) in &sources {
+        let spec = json!({"template": "small", "networks": networks, "cloudInit": cloud_init});
+        test.create_json(&machine(name, &spec)).await?;
+        test.wait_for_reason(name, "NetworkConfigurationNotFound").await?;
+        test.edit_spec(name, &json!({"powerState": "Stopped"})).await?;
+        test.wait_until_observed(name).await?;
+    }
+    let requests = test.operator_requests()?;
+    let reads = requests
+        .iter()
+        .filter(|request| request.verb == "get" && ["secrets", "machines"].contains(&request.resource.as_str()));
+    ensure!(reads.count() == 0, "{requests:?}");
+    test.create_networks(&["later"]).await?;
+    for (name, _) in &sources {
+        test.edit_spec(name, &json!({"powerState": "Running"})).await?;
+        test.wait_until_running(name).await?;
+    }
+    test.wait_for_user_data("source-cloudinit", "#cloud-config\n").await?;
+    test.wait_for_user_data("inline-cloudinit", &long).await.map(|_| ())
 }
