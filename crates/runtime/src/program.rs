@@ -404,7 +404,7 @@ mod tests {
         }
 
         async fn caches_synced(&self) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
 
         fn set_leading(&self, _: bool) {
