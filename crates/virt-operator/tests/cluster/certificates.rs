@@ -45,6 +45,12 @@ async fn fault_1_pods_that_never_load_their_new_certificate_are_reported_and_del
     deployments.patch("virt-operator", &PatchParams::default(), &Patch::<()>::Json(short)).await?;
     lab.wait_for_virt_operator(TIMEOUT).await?;
     lab.deploy_kubevirt(None).await?;
+    // An installation is complete when one pod is ready.
+    lab.wait("every pod of virt-api is ready", TIMEOUT, deployments, "virt-api", |deployment| {
+        let status = deployment.and_then(|deployment| deployment.status.as_ref());
+        status.is_some_and(|status| status.ready_replicas == Some(2))
+    })
+    .await?;
     clients_whose_clocks_are_a_minute_off_trust_the_servers(&lab).await?;
     let mut frozen = lab.freeze_volumes(NAMESPACE, "virt-api").await?;
     ensure!(frozen.len() == 2, "virt-api has the pods {frozen:?}");
