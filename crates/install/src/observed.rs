@@ -19,6 +19,7 @@ use crate::{
     kind::Kind,
     live::LiveObject,
     names::annotation,
+    node_state::NodeState,
     order::{Lane, LaneProblem},
     pods::Pods,
 };
@@ -62,6 +63,29 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// The nodes that may be the reason why a pod is not ready, each with a digest of what a check of the node depends on.
+    pub fn nodes_to_check(&self) -> BTreeMap<String, u64> {
+        let counted = |daemon_set: &ObjectKey| {
+            let rollout = self.objects.get(Kind::DaemonSet, daemon_set)?.rollout?;
+            Some(rollout.pods)
+        };
+        self.pods.nodes_to_check(self.now, counted)
+    }
+
+    /// Records the nodes that are not ready, by name. `None` stands for a node that does not exist.
+    pub fn set_dead_nodes(&mut self, nodes: BTreeMap<String, Option<NodeState>>) {
+        let template = |live: &LiveObject| {
+            let template = live.content()?.pointer_mut("/spec/template/spec")?.take();
+            serde_json::from_value(template).ok()
+        };
+        // Most clusters have none, and a template is large.
+        let are_needed = !nodes.is_empty();
+        let daemon_sets = self.objects.recognized(Kind::DaemonSet).filter(|_| are_needed);
+        let templates = daemon_sets.filter_map(|(key, live)| Some((key.name().to_owned(), template(live)?)));
+        let templates = templates.collect();
+        self.pods.set_dead_nodes(nodes, &templates);
+    }
+
     /// What the status of the KubeVirt resource records of an object.
     pub(crate) fn recorded_generation(&self, kind: Kind, key: &ObjectKey) -> Option<&Generation> {
         let resource = kind.resource();

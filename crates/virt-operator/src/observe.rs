@@ -155,7 +155,7 @@ impl Observer {
     /// Finds out which nodes are not ready, if a pod is not, and which pods are updated, while a rollout is in progress.
     /// Only the lane that waits for pods needs that.
     pub(crate) async fn check_rollouts(&self, observed: &mut Observed) {
-        let nodes = observed.pods.nodes_to_check(&observed.objects, observed.now);
+        let nodes = observed.nodes_to_check();
         observed.set_dead_nodes(self.node_checks.dead_nodes(&self.client, nodes).await);
         observed.pods.current_revisions = self.revisions.current(&self.client, observed).await;
     }

@@ -27,7 +27,6 @@ use crate::{
     live::Rollout,
     names::{STRATEGY_JOB_APP, VIRT_OPERATOR, annotation, label},
     node_state::NodeState,
-    observed::{Objects, Observed},
     stable_text,
 };
 
@@ -280,17 +279,36 @@ impl Pods {
 
     /// The nodes that may be the reason why a pod is not ready, each with a digest of these pods. The digest changes
     /// when the kubelet of the node reports something, and when a DaemonSet counts other nodes: taints may have changed.
-    pub fn nodes_to_check(&self, objects: &Objects, now: Timestamp) -> BTreeMap<String, u64> {
+    /// `counted` is the number of nodes in the status of a DaemonSet.
+    pub(crate) fn nodes_to_check(
+        &self,
+        now: Timestamp,
+        counted: impl Fn(&ObjectKey) -> Option<i64>,
+    ) -> BTreeMap<String, u64> {
         let mut nodes: BTreeMap<String, DefaultHasher> = BTreeMap::new();
         for (key, pod) in self.pods.iter().filter(|(_, pod)| pod.may_be_on_dead_node(now)) {
             let daemon_set = pod.workload.as_ref().filter(|(kind, _)| *kind == Kind::DaemonSet).map(|(_, name)| name);
-            let counted = daemon_set.zip(key.namespace()).and_then(|(name, namespace)| {
-                let live = objects.get(Kind::DaemonSet, &ObjectKey::namespaced(namespace, name))?;
-                live.rollout.map(|rollout| rollout.pods)
-            });
+            let daemon_set = daemon_set.zip(key.namespace());
+            let counted = daemon_set.map(|(name, namespace)| counted(&ObjectKey::namespaced(namespace, name)));
             (pod, counted).hash(nodes.entry(pod.node.to_string()).or_default());
         }
         nodes.into_iter().map(|(node, hasher)| (node, hasher.finish())).collect()
+    }
+
+    /// Records the nodes that are not ready. `None` stands for a node that does not exist. `templates` are those of the
+    /// DaemonSets, by name.
+    pub(crate) fn set_dead_nodes(
+        &mut self,
+        nodes: BTreeMap<String, Option<NodeState>>,
+        templates: &BTreeMap<String, PodSpec>,
+    ) {
+        let uncounted = |template: &PodSpec| {
+            let is_counted =
+                |node: &Option<NodeState>| node.as_ref().is_some_and(|it| it.counts_for_daemon_set(template));
+            nodes.iter().filter(|(_, node)| !is_counted(node)).map(|(name, _)| name.clone()).collect()
+        };
+        self.uncounted_nodes = templates.iter().map(|(name, template)| (name.clone(), uncounted(template))).collect();
+        self.dead_nodes = nodes.into_keys().collect();
     }
 
     fn is_on_dead_node(&self, pod: &Pod) -> bool {
@@ -341,25 +359,5 @@ impl Pods {
         };
         let (all, updated) = (nodes(&mut dead.iter().copied()), nodes(&mut dead.iter().filter(is_current).copied()));
         Rollout { pods: rollout.pods - all, updated: rollout.updated - updated, ..rollout }
-    }
-}
-
-impl Observed {
-    /// Records the nodes that are not ready, by their names. `None` stands for a node that does not exist.
-    pub fn set_dead_nodes(&mut self, nodes: BTreeMap<String, Option<NodeState>>) {
-        let uncounted = |template: Option<PodSpec>| {
-            let counts =
-                |node: &NodeState| template.as_ref().is_none_or(|template| node.counts_for_daemon_set(template));
-            let uncounted = nodes.iter().filter(|(_, node)| !node.as_ref().is_some_and(counts));
-            uncounted.map(|(name, _)| name.clone()).collect()
-        };
-        let daemon_sets = self.objects.recognized(Kind::DaemonSet).filter(|_| !nodes.is_empty()).map(|(key, live)| {
-            let template = live.content().and_then(|mut content| {
-                serde_json::from_value(content.pointer_mut("/spec/template/spec")?.take()).ok()
-            });
-            (key.name().to_owned(), uncounted(template))
-        });
-        self.pods.uncounted_nodes = daemon_sets.collect();
-        self.pods.dead_nodes = nodes.into_keys().collect();
     }
 }

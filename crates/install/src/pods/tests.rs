@@ -191,18 +191,19 @@ fn only_nodes_of_pods_that_are_not_ready_for_a_while_are_checked() {
     let mut old = young.clone();
     old["conditions"][0]["lastTransitionTime"] = ago(60);
     let pods = handlers(&[ready(), young, old, marked_by_the_node_lifecycle_controller()]);
-    let nodes: Vec<String> = pods.nodes_to_check(&Objects::default(), now()).into_keys().collect();
+    let nodes: Vec<String> = pods.nodes_to_check(now(), |_| None).into_keys().collect();
     assert_eq!(nodes, ["node-2", "node-3"]);
 }
 
 #[test]
 fn the_digest_of_a_node_changes_when_its_kubelet_reports_something() {
-    let digest =
-        |status: Value| handlers(&[status]).nodes_to_check(&Objects::default(), now()).into_values().next().unwrap();
+    let digest = |status: Value| handlers(&[status]).nodes_to_check(now(), |_| None).into_values().next().unwrap();
     let mut status = waiting("ContainerCreating", "");
     status["conditions"][0]["lastTransitionTime"] = ago(60);
     let before = digest(status.clone());
     assert_eq!(digest(status.clone()), before);
+    let counts = |nodes| handlers(&[status.clone()]).nodes_to_check(now(), |_| Some(nodes)).into_values().next();
+    assert_ne!(counts(1), counts(2), "a taint of the node may be the reason");
     status["containerStatuses"][0]["state"] = json!({"running": {}});
     assert_ne!(digest(status), before);
 }
