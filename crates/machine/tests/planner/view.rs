@@ -101,6 +101,9 @@ fn the_pvc_of_an_earlier_machine_can_be_adopted() {
     labels.insert("vitistack.io/machine-uid".to_owned(), earlier.to_owned());
     let pvc = cluster.observed.pvcs.get_mut("web-root").unwrap();
     pvc.identity = None;
+    assert_eq!(adoptable_items(&cluster.observed), ["pvc/web-root"], "the guest keeps its identity");
+    assert_eq!(state_of(&cluster, "PersistentVolumeClaim"), StepState::Failed);
+    (cluster.observed.vm, cluster.observed.vmi) = (None, None);
     assert_eq!(adoptable_items(&cluster.observed), [earlier]);
     assert_eq!(state_of(&cluster, "PersistentVolumeClaim"), StepState::Failed);
 }
