@@ -24,14 +24,14 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Why the operator must not work.
 #[derive(Debug, PartialEq)]
-enum Problem {
+enum CrdProblem {
     /// A CRD belongs to another product.
     Foreign(String),
     /// Whether it does is unknown.
     Unreadable(String),
 }
 
-impl Display for Problem {
+impl Display for CrdProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Foreign(text) | Self::Unreadable(text)) = self;
         f.write_str(text)
@@ -94,8 +94,8 @@ async fn find_foreign(client: &Client) -> Option<String> {
     loop {
         match check(client).await {
             Ok(()) => return None,
-            Err(Problem::Foreign(problem)) => return Some(problem),
-            Err(Problem::Unreadable(problem)) => tracing::warn!(problem, "changed CRDs could not be checked"),
+            Err(CrdProblem::Foreign(problem)) => return Some(problem),
+            Err(CrdProblem::Unreadable(problem)) => tracing::warn!(problem, "changed CRDs could not be checked"),
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -103,17 +103,17 @@ async fn find_foreign(client: &Client) -> Option<String> {
 
 /// Fails if one of the operator's CRDs belongs to another product, or if that is unknown. A CRD that does not exist is not
 /// an error: the operator waits for it. An operator without the permission to read CRDs cannot check them.
-async fn check(client: &Client) -> Result<(), Problem> {
+async fn check(client: &Client) -> Result<(), CrdProblem> {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     for (name, field) in OWN_FIELDS {
         let one = ListParams::default().fields(&format!("metadata.name={name}"));
         match crds.list(&one).await {
-            Ok(found) => found.items.iter().try_for_each(|crd| check_crd(crd, field)).map_err(Problem::Foreign)?,
+            Ok(found) => found.items.iter().try_for_each(|crd| check_crd(crd, field)).map_err(CrdProblem::Foreign)?,
             Err(error) => {
                 let target = Target::of_kind::<CustomResourceDefinition>(ObjectKey::cluster(name));
                 let failure = classify(&error, "list", &target);
                 if failure.class != ErrorClass::Forbidden {
-                    return Err(Problem::Unreadable(failure.message));
+                    return Err(CrdProblem::Unreadable(failure.message));
                 }
                 tracing::warn!(error = %failure, crd = name, "CRD could not be checked");
             }
@@ -165,9 +165,9 @@ mod tests {
             let client = test_server::client(move |_| test_server::failure(code, message)).await;
             let result = check(&client).await;
             assert_eq!(result.is_ok(), is_skipped, "{code}");
-            assert!(is_skipped || matches!(result, Err(Problem::Unreadable(_))), "{code}");
+            assert!(is_skipped || matches!(result, Err(CrdProblem::Unreadable(_))), "{code}");
         }
-        assert!(matches!(check(&test_server::client_of("http://127.0.0.1:1")).await, Err(Problem::Unreadable(_))));
+        assert!(matches!(check(&test_server::client_of("http://127.0.0.1:1")).await, Err(CrdProblem::Unreadable(_))));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use vitivirt_runtime::{lease::message, program::message::STARTED};
 
 use crate::{
     poll::poll_until,
-    replica::{ACCOUNT, PATIENCE, lease_rules, start, start_leader},
+    replica::{ACCOUNT, PATIENCE, grant_permissions, lease_rules, start, start_leader},
 };
 
 pub(crate) fn add(suite: &mut Suite) {
@@ -62,7 +62,9 @@ async fn log_lines_are_flat_json(labs: Arc<SharedLabs>) -> Result<()> {
 
 async fn a_missing_lease_permission_is_logged_and_recovers_when_granted(labs: Arc<SharedLabs>) -> Result<()> {
     let lab = labs.plain().await?;
-    lab.grant("process-permissions", ACCOUNT, &json!([])).await?;
+    // Without the other permissions its caches are never complete, and it does not ask for the Lease.
+    grant_permissions(&lab, "process-permissions").await?;
+    lab.change_grant("process-permissions", ACCOUNT, &json!([])).await?;
     let program = start(&lab, "process-permissions", false).await?;
     program.wait_for_message(STARTED, PATIENCE).await?;
     let is_logged = || async { Ok(program.log_text().contains("cannot list resource \\\"leases\\\"")) };
