@@ -43,8 +43,8 @@ pub(crate) enum Command {
     Plan(PlanArguments),
     /// Let a Machine take over PVCs and other objects of an earlier Machine
     ///
-    /// Adds the annotation vitistack.io/adopt to the Machine, and vitistack.io/adopt-by to PVCs and Secrets that have
-    /// never belonged to a Machine. Without items, it adopts everything that the Machine can take over. Use it after a
+    /// Adds the annotation vitistack.io/adopt to the Machine, and vitistack.io/adopt-by to PVCs and Secrets that are
+    /// adopted by name. Without items, it adopts everything that the Machine can take over. Use it after a
     /// restore from a backup, or to reuse a retained disk.
     Adopt(AdoptArguments),
     /// Write a compressed archive for a bug report, without Secrets or user data
