@@ -1,4 +1,5 @@
-//! The PVCs that a machine waits for, and those that lost their volumes. `summary` and the condition StorageReady use the same message.
+//! The PVCs that a machine waits for, and those that lost their volumes. `summary` and the condition StorageReady use the
+//! same message.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use vitivirt_api::machine::PvcPhase;

@@ -274,10 +274,8 @@ impl Executor {
                 if attempt.as_ref().is_some_and(|(no_op_patches, attempt)| no_op_patches.contains(target, attempt)) {
                     return Ok(WriteResult::SkippedNoOp);
                 }
-                let result = {
-                    let patch = JsonPatch { json, operations, known: known.as_deref() };
-                    self.patch(target, uid, patch, response_body, fence).await
-                };
+                let patch = JsonPatch { json, operations, known: known.as_deref() };
+                let result = self.patch(target, uid, patch, response_body, fence).await;
                 // Such a patch only stores the object again. Another client has done so, or has deleted the object.
                 if operations.is_empty() && result.as_ref().is_err_and(|failure| failure.class == ErrorClass::Conflict)
                 {
